@@ -1,0 +1,69 @@
+# One command from a fresh clone: `make test`, or `make demo`. Everything is installed into .venv and nowhere else.
+
+PYTHON  ?= python3
+WORKERS ?= 2
+VENV    := .venv
+BIN     := $(VENV)/bin
+PIP     := $(BIN)/python -m pip --disable-pip-version-check
+STAMP   := $(VENV)/.installed
+
+# Matplotlib draws to files; pyright looks up no newer release of itself.
+export MPLBACKEND := Agg
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+# One thread a worker: the workers share the cores, and threads on top of them only fight.
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+
+.DEFAULT_GOAL := help
+.PHONY: help venv test lint format demo campaign bench docs clean
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: $(STAMP)  ## Create .venv and install lipflow with its tools (repeated when the dependencies change)
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || { echo "==> creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "==> installing lipflow and its tools into $(VENV) (a minute or two the first time)"
+	@$(PIP) install -qq -c constraints.txt -e '.[dev]'
+	@touch $@
+
+test: lint  ## Everything that must hold before a commit: lint, types and tests
+	@echo "==> pytest"
+	@$(ONE_THREAD) $(BIN)/pytest -n $(WORKERS)
+
+lint: venv  ## Check style, format and types
+	@echo "==> ruff check"
+	@$(BIN)/ruff check
+	@echo "==> ruff format --check"
+	@$(BIN)/ruff format --check
+	@echo "==> pyright"
+	@$(BIN)/pyright
+
+format: venv  ## Rewrite the code in our format and apply safe fixes
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+demo: venv  ## See it work: a small network, its certificates and a page to read
+	@echo "==> lipflow demo"
+	@$(BIN)/lipflow demo
+
+campaign: venv  ## The long randomised searches and training runs (may take hours)
+	@echo "==> pytest -m campaign"
+	@$(BIN)/pytest -m campaign
+
+bench: venv  ## Run every benchmark, one after another
+	@for file in benchmarks/*.py; do \
+	  test -e "$$file" || { echo "no benchmarks yet"; break; }; \
+	  echo "==> $$file"; $(BIN)/python "$$file" || exit 1; \
+	done
+
+docs: venv  ## Build the documentation into site/
+	@echo "==> installing the documentation tools into $(VENV)"
+	@$(PIP) install -qq -c constraints.txt -e '.[docs]'
+	@echo "==> mkdocs build"
+	@$(BIN)/mkdocs build --strict --quiet --site-dir site
+
+clean:  ## Remove caches and build products (keeps .venv, data and runs)
+	@rm -rf build dist site .pytest_cache .ruff_cache .hypothesis
+	@find src tests experiments benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,62 @@
+"""lipflow: neural networks that prove their own robustness.
+
+Names are loaded when first used (PEP 562), so that `import lipflow` is instant and `lipflow.check` needs no torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_ROOMS = {
+    "bound": ("Assume", "Bound", "Domain", "Lipschitz", "lipschitz_bound"),
+    "operators": ("Conv2d", "Dense", "LinearOperator", "norm_bound", "norm_estimate"),
+    "flows": (
+        "ConvWeight",
+        "ConvexPotential",
+        "DenseWeight",
+        "ExplicitEuler",
+        "Exponential",
+        "Flow",
+        "ImplicitEuler",
+        "Midpoint",
+        "Monotone",
+        "Potential",
+        "Skew",
+        "Split",
+        "Sum",
+        "cayley",
+        "cpl_conv",
+        "cpl_dense",
+        "proximal",
+        "soc",
+    ),
+    "models": ("MODELS", "Network", "build", "list_models"),
+}
+_HOME = {name: room for room, names in _ROOMS.items() for name in names}
+_MODULES = ("blocks", "bound", "flows", "models", "operators")
+
+__all__ = [*_HOME, *_MODULES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
+
+if TYPE_CHECKING:
+    from lipflow import blocks as blocks
+    from lipflow.bound import Assume as Assume
+    from lipflow.bound import Bound as Bound
+    from lipflow.bound import Domain as Domain
+    from lipflow.bound import Lipschitz as Lipschitz
+    from lipflow.bound import lipschitz_bound as lipschitz_bound
+    from lipflow.flows import *  # noqa: F403
+    from lipflow.models import *  # noqa: F403
+    from lipflow.operators import *  # noqa: F403
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"lipflow.{_HOME[name]}"), name)
+    if name in _MODULES:
+        return importlib.import_module(f"lipflow.{name}")
+    raise AttributeError(f"module 'lipflow' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,78 @@
+"""Activations that keep gradients: MaxMin and GroupSort, Householder, absolute value. All are 1-Lipschitz.
+
+They act on the second axis, channels or features. A group of g takes the entries i, i + C/g, i + 2C/g, … of C.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from lipflow.bound import Nonexpansive
+
+
+class GroupSort(Nonexpansive):
+    """Sort each group of entries, greatest first: a permutation at each input, so gradients keep their norm.
+
+    Anil, Lucas and Grosse 2019. `GroupSort(2)` is MaxMin.
+    """
+
+    def __init__(self, group: int = 2) -> None:
+        super().__init__()
+        if not isinstance(group, int) or group < 2:
+            raise ValueError(f"a group has at least 2 entries, not {group!r}")
+        self.group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        groups = split_channels(x, self.group)
+        if self.group == 2:
+            first, second = groups.unbind(1)
+            return torch.cat([torch.maximum(first, second), torch.minimum(first, second)], 1)
+        return groups.sort(1, descending=True).values.flatten(1, 2)
+
+    def extra_repr(self) -> str:
+        return str(self.group)
+
+
+def MaxMin() -> GroupSort:
+    """(max(a, b), min(a, b)) of each pair."""
+    return GroupSort(2)
+
+
+class Householder(Nonexpansive):
+    """x - 2v·relu(v·x) on each pair, with v = (-sin θ/2, cos θ/2): reflect the half-plane v·x > 0 onto the other.
+
+    Singla, Singla and Feizi 2022. It is a Convex Potential Layer with W of one row and b = 0. θ is learned for each
+    pair of channels, from π/2, where it equals MaxMin.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        if channels < 2 or channels % 2:
+            raise ValueError(f"Householder pairs its channels, so it takes an even number of them, not {channels}")
+        self.theta = nn.Parameter(torch.full((channels // 2,), math.pi / 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = split_channels(x, 2, expected=2 * len(self.theta)).unbind(1)
+        half = (self.theta / 2).reshape(-1, *[1] * (x.ndim - 2))
+        sine, cosine = half.sin(), half.cos()
+        across = torch.relu(cosine * second - sine * first)
+        return torch.cat([first + 2 * sine * across, second - 2 * cosine * across], 1)
+
+    def extra_repr(self) -> str:
+        return str(2 * len(self.theta))
+
+
+class Abs(Nonexpansive):
+    """|x|, entry by entry."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.abs()
+
+
+def split_channels(x: Tensor, group: int, expected: int | None = None) -> Tensor:
+    """(batch, C, …) as (batch, group, C / group, …)."""
+    if x.ndim < 2 or x.shape[1] % group or (expected is not None and x.shape[1] != expected):
+        wanted = f"{expected} channels" if expected is not None else f"a number of channels that {group} divides"
+        raise ValueError(f"the activation takes inputs (batch, channels, …) with {wanted}, not {tuple(x.shape)}")
+    return x.unflatten(1, (group, -1))

@@ -1,0 +1,56 @@
+"""Centring and scaling of the input, with its own constant."""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from lipflow.bound import Bound, Domain, Lipschitz
+from lipflow.rounding import mul_up, norm_up, sqrt_up, up
+
+Values = float | Sequence[float]
+
+
+class Center(Lipschitz):
+    """(x - mean)/std for each channel; without std it only shifts, and L = 1. With std, L = 1/min(std).
+
+    It is part of the model, so that models take pixels in [0, 1] and certificates speak of pixels.
+    """
+
+    mean: Tensor
+    std: Tensor | None
+
+    def __init__(self, mean: Values, std: Values | None = None) -> None:
+        super().__init__()
+        self.register_buffer("mean", _channels(mean, "mean"))
+        self.register_buffer("std", None if std is None else _channels(std, "std"))
+        if self.std is not None and not bool((self.std > 0).all()):
+            raise ValueError(f"every std must be above 0, not {std}")
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 2 or len(self.mean) not in (1, x.shape[1]):
+            raise ValueError(f"Center has {len(self.mean)} channels; the input is {tuple(x.shape)}")
+        shape = (-1, *[1] * (x.ndim - 2))
+        centred = x - self.mean.reshape(shape)
+        return centred if self.std is None else centred / self.std.reshape(shape)
+
+    def bound(self, domain: Domain) -> Bound:
+        return Bound(1.0 if self.std is None else up(1 / Fraction(float(self.std.min()))))
+
+    def origin(self, domain: Domain) -> float:
+        if domain.shape is None:
+            return math.inf if bool(self.mean.any()) else 0.0
+        entries = math.prod(domain.shape) // len(self.mean)
+        return mul_up(self.bound(domain).lipschitz, mul_up(norm_up(self.mean), up(sqrt_up(Fraction(entries)))))
+
+    def extra_repr(self) -> str:
+        return f"mean={self.mean.tolist()}" + ("" if self.std is None else f", std={self.std.tolist()}")
+
+
+def _channels(values: Values, name: str) -> Tensor:
+    channels = torch.tensor(values, dtype=torch.get_default_dtype()).reshape(-1)
+    if not len(channels) or not bool(torch.isfinite(channels).all()):
+        raise ValueError(f"{name} is a finite number, or one for each channel, not {values!r}")
+    return channels

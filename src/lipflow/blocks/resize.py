@@ -1,0 +1,84 @@
+"""Maps that change the shape and never the distance by more than a factor of 1."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lipflow.bound import Nonexpansive
+
+
+class PadChannels(Nonexpansive):
+    """Zero channels appended up to `channels`: an isometry, the paper's way to widen."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        if channels < 1:
+            raise ValueError(f"channels must be at least 1, not {channels}")
+        self.channels = channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        missing = self.channels - x.shape[1]
+        if missing < 0:
+            raise ValueError(f"PadChannels({self.channels}) cannot narrow an input of {x.shape[1]} channels")
+        return torch.cat([x, x.new_zeros(x.shape[0], missing, *x.shape[2:])], 1) if missing else x
+
+    def extra_repr(self) -> str:
+        return str(self.channels)
+
+
+class _Pool(Nonexpansive):
+    """Windows of size × size that do not overlap; rows and columns past the last whole window are dropped."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"a pooling window is at least 1 wide, not {size!r}")
+        self.size = size
+
+    def _require(self, x: Tensor) -> None:
+        if x.ndim != 4 or min(x.shape[2:]) < self.size:
+            raise ValueError(f"pooling {self.size}×{self.size} takes images at least as large, not {tuple(x.shape)}")
+
+    def extra_repr(self) -> str:
+        return str(self.size)
+
+
+class AvgPool(_Pool):
+    """The sum over each k × k window divided by k: its rows are orthonormal, so it is 1-Lipschitz and not less."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._require(x)
+        return F.avg_pool2d(x, self.size) * self.size
+
+
+class MaxPool(_Pool):
+    """The greatest entry of each window: 1-Lipschitz, as windows do not overlap."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._require(x)
+        return F.max_pool2d(x, self.size)
+
+
+class SpaceToDepth(Nonexpansive):
+    """Each block × block square of pixels becomes block² channels: a permutation, so an isometry."""
+
+    def __init__(self, block: int = 2) -> None:
+        super().__init__()
+        if not isinstance(block, int) or block < 1:
+            raise ValueError(f"a block is at least 1 wide, not {block!r}")
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 4 or x.shape[2] % self.block or x.shape[3] % self.block:
+            raise ValueError(f"SpaceToDepth({self.block}) takes images whose sides it divides, not {tuple(x.shape)}")
+        return F.pixel_unshuffle(x, self.block)
+
+    def extra_repr(self) -> str:
+        return str(self.block)
+
+
+class Flatten(Nonexpansive):
+    """Each input as one vector."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)

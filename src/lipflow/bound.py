@@ -1,0 +1,276 @@
+"""What a module promises: the pair (L, ε), how pairs fold, and the refusal of modules that promise nothing.
+
+A map f̂ keeps the promise (L, ε) on a domain if some exactly L-Lipschitz map f has ‖f̂(x) - f(x)‖ ≤ ε for every x
+of the domain. A tolerance is additive and never hidden in L: two close points could be stretched without limit.
+The promise is about the program in real arithmetic; rounding is priced by `lipflow.freeze`.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lipflow.operators import Conv2d, Dense, norm_bound
+from lipflow.operators.conv import Padding
+from lipflow.rounding import add_up, mul_up, norm_up, sqrt_up, up
+
+Shape = tuple[int, ...]
+
+
+class Bound(NamedTuple):
+    """The promise (L, ε): within ε = `tolerance` of a map that is exactly L = `lipschitz`-Lipschitz in L2."""
+
+    lipschitz: float
+    tolerance: float = 0.0
+
+    def then(self, after: "Bound") -> "Bound":
+        """The promise of `after ∘ self`: (L₁L₂, L₂ε₁ + ε₂), rounded up."""
+        return Bound(
+            mul_up(self.lipschitz, after.lipschitz),
+            add_up(mul_up(self.tolerance, after.lipschitz), after.tolerance),
+        )
+
+
+class Domain(NamedTuple):
+    """What is known of a module's inputs: the shape of one of them, and a bound on its norm."""
+
+    shape: Shape | None = None
+    reach: float = math.inf
+
+
+class Lipschitz(nn.Module, ABC):
+    """A module that declares its promise. Subclass it to give your own layer one."""
+
+    @abstractmethod
+    def bound(self, domain: Domain) -> Bound:
+        """The pair (L, ε) of this module, in evaluation mode, over the domain."""
+
+    @abstractmethod
+    def origin(self, domain: Domain) -> float:
+        """A bound on ‖f(0)‖: how far the module moves the origin (∞ if unknown)."""
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor:
+        """The map itself, on a batch."""
+
+
+class Nonexpansive(Lipschitz):
+    """A module that is exactly 1-Lipschitz and fixes the origin."""
+
+    def bound(self, domain: Domain) -> Bound:
+        return Bound(1.0)
+
+    def origin(self, domain: Domain) -> float:
+        return 0.0
+
+
+class Assume(Lipschitz):
+    """A module whose promise is taken on your word: `Assume(module, bound=L)`.
+
+    lipflow can check nothing of it, and says so in every ledger that contains it.
+    """
+
+    def __init__(self, module: nn.Module, bound: float, tolerance: float = 0.0) -> None:
+        super().__init__()
+        if not (math.isfinite(bound) and bound >= 0 and math.isfinite(tolerance) and tolerance >= 0):
+            raise ValueError(
+                f"Assume takes finite numbers that are at least 0, not bound={bound}, tolerance={tolerance}"
+            )
+        self.module = module
+        self.assumed = Bound(float(bound), float(tolerance))
+
+    def bound(self, domain: Domain) -> Bound:
+        return self.assumed
+
+    def origin(self, domain: Domain) -> float:
+        return math.inf
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x)
+
+    def extra_repr(self) -> str:
+        return f"bound={self.assumed.lipschitz}, tolerance={self.assumed.tolerance}"
+
+
+def lipschitz_bound(module: nn.Module, in_shape: Shape | None = None, reach: float = math.inf) -> Bound:
+    """The promise (L, ε) of a module over the inputs of norm at most `reach`, certified from above.
+
+    `in_shape` is the shape of one input, without the batch; layers of lipflow know their own once they have seen
+    it. A module that declares no bound is refused by name; nothing is ever guessed to be 1.
+    """
+    return _bound(module, Domain(None if in_shape is None else tuple(in_shape), reach), type(module).__name__)
+
+
+def fold(modules: Iterable[tuple[str, nn.Module]], domain: Domain) -> Bound:
+    """(L, ε) of a chain: L = Π Lᵢ and ε = Σ εᵢ Π_{j>i} Lⱼ, each over the domain that the layers before it reach."""
+    total = Bound(1.0)
+    for name, module in modules:
+        bound = _bound(module, domain, name)
+        total = total.then(bound)
+        domain = _image(module, domain, bound, name)
+    return total
+
+
+def fold_origin(modules: Iterable[tuple[str, nn.Module]], domain: Domain) -> float:
+    """‖f(0)‖ of a chain, from above: each layer carries 0 at most Lᵢ times as far, and moves it by its own."""
+    origin = 0.0
+    for name, module in modules:
+        bound = _bound(module, domain, name)
+        origin = add_up(mul_up(origin, bound.lipschitz), _origin(module, domain, name))
+        domain = _image(module, domain, bound, name)
+    return origin
+
+
+def _image(module: nn.Module, domain: Domain, bound: Bound, name: str) -> Domain:
+    """Where a module sends its domain: ‖f̂(x)‖ ≤ L‖x‖ + ‖f(0)‖ + ε."""
+    reach = domain.reach
+    if math.isfinite(reach):
+        reach = add_up(mul_up(reach, bound.lipschitz), add_up(_origin(module, domain, name), bound.tolerance))
+    return Domain(_out_shape(module, domain.shape), reach)
+
+
+def _bound(module: nn.Module, domain: Domain, name: str) -> Bound:
+    if isinstance(module, Lipschitz):
+        return module.bound(domain)
+    if type(module) is nn.Sequential:
+        return fold(_children(module, name), domain)
+    if type(module) in _TORCH:
+        return Bound(_TORCH[type(module)](module, domain, name))
+    raise TypeError(refusal(module, name))
+
+
+def _origin(module: nn.Module, domain: Domain, name: str) -> float:
+    if isinstance(module, Lipschitz):
+        return module.origin(domain)
+    if type(module) is nn.Sequential:
+        return fold_origin(_children(module, name), domain)
+    bias = module.bias if isinstance(module, nn.Linear | nn.Conv2d) else None
+    if bias is None:
+        return 0.0
+    shape = _out_shape(module, domain.shape) if isinstance(module, nn.Conv2d) else None
+    return mul_up(norm_up(bias), up(sqrt_up(Fraction(math.prod(shape[1:]) if shape else 1))))
+
+
+def _children(module: nn.Sequential, name: str) -> Iterable[tuple[str, nn.Module]]:
+    return ((f"{name}.{child}", m) for child, m in module.named_children())
+
+
+def refusal(module: nn.Module, name: str) -> str:
+    """Why a module is refused, and what to use instead."""
+    kind = type(module)
+    spelled = f"nn.{kind.__name__}" if kind.__module__.startswith("torch.nn") else kind.__qualname__
+    where = f" (at {name})" if name != kind.__name__ else ""
+    return f"{spelled}{where} declares no Lipschitz bound; {_INSTEAD.get(kind, _GENERAL)}"
+
+
+def _out_shape(module: nn.Module, shape: Shape | None) -> Shape | None:
+    """The shape after a module, by running it on one zero input in evaluation mode."""
+    if shape is None:
+        return None
+    tensor = next((t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()), torch.empty(0))
+    modes = [(m, m.training) for m in module.modules()]
+    module.eval()
+    try:
+        with torch.no_grad():
+            return tuple(module(torch.zeros(1, *shape, dtype=tensor.dtype, device=tensor.device)).shape[1:])
+    finally:
+        for m, training in modes:
+            m.training = training
+
+
+# What is known of torch's own modules, of exact types only: a subclass may compute anything.
+
+
+def _nonexpansive(module: nn.Module, domain: Domain, name: str) -> float:
+    return 1.0
+
+
+def _flatten(module: nn.Flatten, domain: Domain, name: str) -> float:
+    if (module.start_dim, module.end_dim) != (1, -1):
+        raise ValueError(f"{name}: nn.Flatten must keep the batch and flatten the rest, so start_dim=1, end_dim=-1")
+    return 1.0
+
+
+def _linear(module: nn.Linear, domain: Domain, name: str) -> float:
+    return norm_bound(Dense(module.weight))
+
+
+def _convolution(module: nn.Conv2d, domain: Domain, name: str) -> float:
+    if domain.shape is None:
+        raise ValueError(
+            f"{name}: the norm of an nn.Conv2d depends on its input size; give in_shape=(channels, height, width)"
+        )
+    return norm_bound(operator_of(module, domain.shape[-2:]))
+
+
+def operator_of(module: nn.Conv2d, in_size: Shape) -> Conv2d:
+    """The linear operator that an nn.Conv2d applies to inputs of a size."""
+    if module.padding_mode not in ("zeros", "circular"):
+        raise ValueError(f"nn.Conv2d with padding_mode={module.padding_mode!r} has no bound; zeros and circular have")
+    words: dict[str, Padding] = {"same": "same", "valid": 0}
+    padding = words[module.padding] if isinstance(module.padding, str) else (module.padding[0], module.padding[1])
+    return Conv2d(
+        module.weight,
+        in_size=(in_size[0], in_size[1]),
+        padding=padding,
+        padding_mode=module.padding_mode,
+        stride=(module.stride[0], module.stride[1]),
+        dilation=(module.dilation[0], module.dilation[1]),
+        groups=module.groups,
+    )
+
+
+def _max_pool(module: nn.MaxPool2d, domain: Domain, name: str) -> float:
+    """A maximum is 1-Lipschitz in each window; an input in `overlap` windows counts that often: √overlap."""
+    if module.return_indices:
+        raise ValueError(f"{name}: nn.MaxPool2d with return_indices=True is not a map to tensors")
+    return up(sqrt_up(Fraction(overlap(module.kernel_size, module.stride, module.dilation))))
+
+
+def _avg_pool(module: nn.AvgPool2d, domain: Domain, name: str) -> float:
+    """Rows sum to at most 1 and columns to overlap/k²; by Schur's test the norm is at most √overlap/k."""
+    unpadded = _pair(module.padding) == (0, 0)
+    if module.ceil_mode or module.divisor_override is not None or not (module.count_include_pad or unpadded):
+        raise ValueError(f"{name}: nn.AvgPool2d has a bound only as the plain average of k² entries, not as {module}")
+    area = math.prod(_pair(module.kernel_size))
+    return up(sqrt_up(Fraction(overlap(module.kernel_size, module.stride, 1), area)))
+
+
+def overlap(kernel: int | Shape, stride: int | Shape, dilation: int | Shape) -> int:
+    """The greatest number of windows that read one position: per axis ⌈k·gcd(d, s)/s⌉, multiplied."""
+    axes = zip(_pair(kernel), _pair(stride), _pair(dilation), strict=True)
+    return math.prod(-(-k * math.gcd(d, s) // s) for k, s, d in axes)
+
+
+def _pair(x: int | Shape) -> tuple[int, int]:
+    return (x, x) if isinstance(x, int) else (x[0], x[1])
+
+
+_TORCH: dict[type, Callable[..., float]] = {
+    nn.ReLU: _nonexpansive,
+    nn.Identity: _nonexpansive,
+    nn.PixelUnshuffle: _nonexpansive,
+    nn.PixelShuffle: _nonexpansive,
+    nn.Flatten: _flatten,
+    nn.Linear: _linear,
+    nn.Conv2d: _convolution,
+    nn.MaxPool2d: _max_pool,
+    nn.AvgPool2d: _avg_pool,
+}
+
+_GENERAL = "use a layer of lipflow, or Assume(module, bound=...) if you know one"
+_NORMALISATION = "use lipflow.blocks.Center, or Assume(module, bound=...) if you know one"
+_INSTEAD: dict[type, str] = {
+    nn.BatchNorm1d: _NORMALISATION,
+    nn.BatchNorm2d: _NORMALISATION,
+    nn.LayerNorm: _NORMALISATION,
+    nn.GroupNorm: _NORMALISATION,
+    nn.ConvTranspose2d: "use lipflow.cpl_conv, which applies a convolution and its transpose",
+    nn.Dropout: "it scales by 1/(1 - p) in training: leave it out",
+    nn.GELU: "use nn.ReLU or lipflow.blocks.MaxMin",
+    nn.SiLU: "use nn.ReLU or lipflow.blocks.MaxMin",
+}

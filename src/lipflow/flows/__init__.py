@@ -1,0 +1,32 @@
+"""Flows: a field, a step, and the layer they make."""
+
+from lipflow.flows.field import MONOTONE, Convex, ConvexPotential, Field, Monotone, Potential, Skew, Sum
+from lipflow.flows.flow import Flow, cayley, cpl_conv, cpl_dense, proximal, soc
+from lipflow.flows.step import ExplicitEuler, Exponential, ImplicitEuler, Midpoint, Split, Step
+from lipflow.flows.weight import ConvWeight, DenseWeight, Weight
+
+__all__ = [
+    "MONOTONE",
+    "ConvWeight",
+    "Convex",
+    "ConvexPotential",
+    "DenseWeight",
+    "ExplicitEuler",
+    "Exponential",
+    "Field",
+    "Flow",
+    "ImplicitEuler",
+    "Midpoint",
+    "Monotone",
+    "Potential",
+    "Skew",
+    "Split",
+    "Step",
+    "Sum",
+    "Weight",
+    "cayley",
+    "cpl_conv",
+    "cpl_dense",
+    "proximal",
+    "soc",
+]

@@ -1,0 +1,227 @@
+"""What moves: the vector field F of a flow dx/dt = F(x).
+
+The paper's fields are F(x) = -∇f(x) + Ax, with f convex and A skew-symmetric; their flows never separate two
+points (Meunier et al. 2022, Corollary 1).
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from fractions import Fraction
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lipflow.bound import Domain, Shape
+from lipflow.flows.weight import ConvWeight, DenseWeight, Weight
+from lipflow.operators import Conv2d, Dense, LinearOperator, norm_bound
+from lipflow.rounding import add_up, mul_up, norm_up, sqrt_up, up
+
+
+class Monotone(NamedTuple):
+    """A scalar function σ with slopes in [low, high] and |σ| ≤ sup, applied to each entry."""
+
+    function: Callable[[Tensor], Tensor]
+    low: float
+    high: float
+    sup: float = math.inf
+
+
+def _softplus(x: Tensor) -> Tensor:
+    """log(1 + eˣ), as logaddexp: torch's softplus jumps at its threshold."""
+    return torch.logaddexp(x, torch.zeros_like(x))
+
+
+MONOTONE: dict[str, Monotone] = {
+    "relu": Monotone(torch.relu, 0.0, 1.0),
+    "softplus": Monotone(_softplus, 0.0, 1.0),
+    "tanh": Monotone(torch.tanh, 0.0, 1.0, sup=1.0),
+    "sigmoid": Monotone(torch.sigmoid, 0.0, 0.25, sup=1.0),
+    "hardtanh": Monotone(F.hardtanh, 0.0, 1.0, sup=1.0),
+}
+
+
+class Convex(nn.Module, ABC):
+    """The field -∇f of a convex potential f."""
+
+    @abstractmethod
+    def gradient(self, x: Tensor) -> Tensor:
+        """∇f(x)."""
+
+    @abstractmethod
+    def smoothness_estimate(self, domain: Domain, learn: bool) -> Tensor:
+        """The Lipschitz constant of ∇f, from below, differentiable; `learn` carries the estimate on (in training)."""
+
+    @abstractmethod
+    def smoothness_bound(self, domain: Domain) -> float:
+        """The Lipschitz constant of ∇f, from above."""
+
+    @abstractmethod
+    def gradient_bound(self, domain: Domain) -> float:
+        """‖∇f(x)‖ over the domain, from above."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """F(x) = -∇f(x)."""
+        return -self.gradient(x)
+
+
+class ConvexPotential(Convex):
+    """The field -∇f with f(x) = Σ φ(wᵢ·x + bᵢ), so ∇f(x) = Wᵀσ(Wx + b) with σ = φ'.
+
+    f is convex as σ does not decrease, and s‖W‖²-smooth as σ has slopes in [0, s] (Meunier et al. 2022, section 4.1).
+    """
+
+    def __init__(self, weight: Weight, sigma: str | Monotone = "relu", bias: bool = True) -> None:
+        super().__init__()
+        self.weight, self.sigma_name = weight, sigma if isinstance(sigma, str) else "custom"
+        self.sigma = monotone(sigma)
+        fan_in = math.prod(weight.weight.shape[1:])
+        rows = weight.channels[1]
+        self.bias = nn.Parameter(torch.empty(rows).uniform_(-1, 1) / math.sqrt(fan_in)) if bias else None
+
+    def gradient(self, x: Tensor) -> Tensor:
+        op = self.weight.operator(tuple(x.shape[1:]))
+        return op.adjoint(self.sigma.function(self.shift(op(x))))
+
+    def shift(self, y: Tensor) -> Tensor:
+        """y + b, with b along the rows of W: the last axis of a dense layer, the channels of a convolution."""
+        if self.bias is None:
+            return y
+        return y + (self.bias if isinstance(self.weight, DenseWeight) else self.bias[:, None, None])
+
+    def smoothness_estimate(self, domain: Domain, learn: bool) -> Tensor:
+        return self.sigma.high * self.weight.estimate(self.weight.operator(domain.shape), learn) ** 2
+
+    def smoothness_bound(self, domain: Domain) -> float:
+        norm = norm_bound(self.weight.operator(domain.shape))
+        return mul_up(self.sigma.high, mul_up(norm, norm))
+
+    def gradient_bound(self, domain: Domain) -> float:
+        """‖W‖·min(s‖W‖·‖x‖ + ‖σ(b)‖, √m·sup|σ|)."""
+        op = self.weight.operator(domain.shape)
+        norm, units = norm_bound(op), math.prod(op.out_shape)
+        linear = add_up(mul_up(mul_up(self.sigma.high, norm), domain.reach), self._norm_at_bias(op))
+        return mul_up(norm, min(linear, mul_up(self.sigma.sup, up(sqrt_up(Fraction(units))))))
+
+    def _norm_at_bias(self, op: LinearOperator) -> float:
+        """‖σ(b)‖ over all units: |σ(b)| is bounded by |σ(0)| + s|b|, so that σ's own rounding does not matter."""
+        at_zero = float(self.sigma.function(torch.zeros((), dtype=torch.float64)))
+        # σ(0) is computed in float64: one ulp more covers any faithful σ.
+        constant = mul_up(
+            math.nextafter(abs(at_zero), math.inf) if at_zero else 0.0, up(sqrt_up(Fraction(math.prod(op.out_shape))))
+        )
+        if self.bias is None:
+            return constant
+        copies = math.prod(op.out_shape) // self.bias.numel()
+        return add_up(constant, mul_up(mul_up(self.sigma.high, norm_up(self.bias)), up(sqrt_up(Fraction(copies)))))
+
+    def extra_repr(self) -> str:
+        return f"sigma={self.sigma_name}, bias={self.bias is not None}"
+
+
+class Potential(Convex):
+    """The field -∇f of any convex f, given as a module that computes ∇f, and its smoothness (Proposition 3).
+
+    That f is convex and `smoothness`-smooth is taken on your word. `at_origin` bounds ‖∇f(0)‖, where known.
+    """
+
+    def __init__(self, gradient: nn.Module, smoothness: float, at_origin: float = math.inf) -> None:
+        super().__init__()
+        if not (math.isfinite(smoothness) and smoothness >= 0):
+            raise ValueError(f"the smoothness of a potential is a finite number of at least 0, not {smoothness}")
+        self.module, self.smoothness, self.at_origin = gradient, float(smoothness), float(at_origin)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return self.module(x)
+
+    def smoothness_estimate(self, domain: Domain, learn: bool) -> Tensor:
+        return torch.tensor(self.smoothness)
+
+    def smoothness_bound(self, domain: Domain) -> float:
+        return self.smoothness
+
+    def gradient_bound(self, domain: Domain) -> float:
+        return add_up(self.at_origin, mul_up(self.smoothness, domain.reach))
+
+    def extra_repr(self) -> str:
+        return f"smoothness={self.smoothness}"
+
+
+class Skew(nn.Module):
+    """The field F(x) = Ax with A = (M - Mᵀ)/2, so Aᵀ = -A: it turns, and neither stretches nor shrinks.
+
+    For a convolution the adjoint's kernel is M with its channels transposed and its taps reversed, so M must be
+    square in channels, of odd size, and padded evenly.
+    """
+
+    def __init__(self, weight: Weight) -> None:
+        super().__init__()
+        into, out = weight.channels
+        if into != out:
+            raise ValueError(f"a skew-symmetric map is square; this weight maps {into} to {out}")
+        if isinstance(weight, ConvWeight):
+            _require_symmetric_window(weight)
+        self.weight = weight
+
+    def operator(self, shape: Shape | None) -> LinearOperator:
+        """A as an operator on inputs of a shape, or of the shape last seen."""
+        return skew_part(self.weight.operator(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """F(x) = Ax."""
+        return self.operator(tuple(x.shape[1:]))(x)
+
+
+class Sum(nn.Module):
+    """The field F(x) = -∇f(x) + Ax, for `Split` to step through in two parts."""
+
+    def __init__(self, convex: Convex, skew: Skew) -> None:
+        super().__init__()
+        self.convex, self.skew = convex, skew
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.convex(x) + self.skew(x)
+
+
+Field = Convex | Skew | Sum
+
+
+def monotone(sigma: str | Monotone) -> Monotone:
+    """σ by name or as given; one that decreases somewhere, or has no finite slope, is refused."""
+    if isinstance(sigma, str):
+        if sigma not in MONOTONE:
+            raise ValueError(f"sigma is one of {', '.join(MONOTONE)}, or a Monotone with its slopes, not {sigma!r}")
+        return MONOTONE[sigma]
+    if not isinstance(sigma, Monotone):
+        raise TypeError(f"sigma is one of {', '.join(MONOTONE)}, or a Monotone with its slopes, not {sigma!r}")
+    if not 0 <= sigma.low <= sigma.high < math.inf or sigma.high == 0:
+        raise ValueError(
+            f"a convex potential needs a σ with slopes in [0, s], 0 < s < ∞, not [{sigma.low}, {sigma.high}]: "
+            "where σ decreases, its potential is not convex"
+        )
+    return sigma
+
+
+def skew_part(op: LinearOperator) -> LinearOperator:
+    """A = (M - Mᵀ)/2 of a square operator M."""
+    if isinstance(op, Dense):
+        return Dense((op.weight - op.weight.T) / 2)
+    assert isinstance(op, Conv2d)
+    out, grouped, height, width = op.kernel.shape
+    blocks = op.kernel.reshape(op.groups, out // op.groups, grouped, height, width)
+    adjoint = blocks.transpose(1, 2).flip(3, 4).reshape(op.kernel.shape)
+    return op.with_kernel((op.kernel - adjoint) / 2)
+
+
+def _require_symmetric_window(weight: ConvWeight) -> None:
+    height, width = weight.weight.shape[2:]
+    op = Conv2d(weight.weight, (height * 8, width * 8), **weight.geometry)
+    for axis in (op.rows, op.columns):
+        if axis.kernel % 2 == 0:
+            raise ValueError(
+                f"a skew-symmetric convolution needs an odd kernel, not {height}×{width}: an even one has no middle"
+            )
+        if axis.stride != 1 or axis.before != axis.after or 2 * axis.before != axis.extent - 1:
+            raise ValueError("a skew-symmetric convolution keeps the size: stride 1 and padding 'same'")

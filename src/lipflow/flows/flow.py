@@ -1,0 +1,111 @@
+"""A layer is a field and a step; and the layers that have names."""
+
+from torch import Tensor
+
+from lipflow.bound import Bound, Domain, Lipschitz
+from lipflow.flows.field import Convex, ConvexPotential, Field, Monotone, Skew, Sum
+from lipflow.flows.step import ExplicitEuler, Exponential, ImplicitEuler, Midpoint, Step
+from lipflow.flows.weight import ConvWeight, DenseWeight, Weight
+from lipflow.operators.conv import Padding
+
+
+class Flow(Lipschitz):
+    """One step of the flow dx/dt = F(x): `Flow(field, step)`. The pair knows its own Lipschitz constant."""
+
+    def __init__(self, field: Field, step: Step) -> None:
+        super().__init__()
+        if not isinstance(field, Convex | Skew | Sum):
+            raise TypeError(f"a field is ConvexPotential, Potential, Skew or Sum, not {type(field).__name__}")
+        if not isinstance(step, Step):
+            raise TypeError(f"a step is ExplicitEuler, ImplicitEuler, Midpoint, Exponential or Split, not {step!r}")
+        self.field, self.step = field, step
+        step.cell(field)  # an empty cell of the table is refused here, before the first batch
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.step.cell(self.field)(x)
+
+    def bound(self, domain: Domain) -> Bound:
+        return self.step.cell(self.field).bound(domain)
+
+    def origin(self, domain: Domain) -> float:
+        return self.step.cell(self.field).origin(domain)
+
+    def extra_repr(self) -> str:
+        return f"step={self.step}"
+
+
+def cpl_conv(
+    channels: int,
+    inner: int,
+    kernel_size: int | tuple[int, int] = 3,
+    *,
+    padding: Padding = "same",
+    padding_mode: str = "zeros",
+    stride: int | tuple[int, int] = 1,
+    dilation: int | tuple[int, int] = 1,
+    groups: int = 1,
+    in_size: tuple[int, int] | None = None,
+    sigma: str | Monotone = "relu",
+    bias: bool = True,
+    h: float | None = None,
+) -> Flow:
+    """The convolutional Convex Potential Layer x - (2/s‖W‖²)·Wᵀσ(Wx + b), W from `channels` to `inner` channels."""
+    weight = ConvWeight(channels, inner, kernel_size, padding, padding_mode, stride, dilation, groups, in_size)
+    return Flow(ConvexPotential(weight, sigma, bias), ExplicitEuler(h))
+
+
+def cpl_dense(
+    features: int, inner: int, *, sigma: str | Monotone = "relu", bias: bool = True, h: float | None = None
+) -> Flow:
+    """The dense Convex Potential Layer, W of `inner` rows."""
+    return Flow(ConvexPotential(DenseWeight(features, inner), sigma, bias), ExplicitEuler(h))
+
+
+def proximal(
+    features: int,
+    inner: int,
+    kernel_size: int | None = None,
+    *,
+    padding_mode: str = "zeros",
+    in_size: tuple[int, int] | None = None,
+    sigma: str | Monotone = "relu",
+    h: float = 1.0,
+    iterations: int | None = None,
+) -> Flow:
+    """The implicit layer z = x - h·Wᵀσ(Wz + b): dense, or convolutional with a `kernel_size`."""
+    weight = _weight(features, inner, kernel_size, padding_mode, in_size)
+    return Flow(ConvexPotential(weight, sigma), ImplicitEuler(h, iterations))
+
+
+def cayley(
+    features: int,
+    kernel_size: int | None = None,
+    *,
+    in_size: tuple[int, int] | None = None,
+    h: float = 1.0,
+) -> Flow:
+    """The Cayley layer (I - hA/2)⁻¹(I + hA/2)x: dense, or a circular convolution with a `kernel_size`."""
+    return Flow(Skew(_weight(features, features, kernel_size, "circular", in_size)), Midpoint(h))
+
+
+def soc(
+    features: int,
+    kernel_size: int | None = None,
+    *,
+    padding_mode: str = "zeros",
+    in_size: tuple[int, int] | None = None,
+    h: float = 1.0,
+    terms: int = 12,
+    train_terms: int | None = 5,
+) -> Flow:
+    """The skew orthogonal layer Σ_{j<k} (hA)ʲ/j! · x: dense, or convolutional with a `kernel_size`."""
+    weight = _weight(features, features, kernel_size, padding_mode, in_size)
+    return Flow(Skew(weight), Exponential(h, terms, train_terms))
+
+
+def _weight(
+    features: int, inner: int, kernel_size: int | None, padding_mode: str, in_size: tuple[int, int] | None
+) -> Weight:
+    if kernel_size is None:
+        return DenseWeight(features, inner)
+    return ConvWeight(features, inner, kernel_size, padding_mode=padding_mode, in_size=in_size)

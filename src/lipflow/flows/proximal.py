@@ -1,0 +1,113 @@
+"""The proximal map z = argmin ½‖z - x‖² + h·f(z), that is z + h∇f(z) = x: solved fast, differentiated implicitly.
+
+The objective is 1-strongly convex and (1 + ℓ)-smooth, with ℓ at least h times the smoothness of f. The solver is the
+information-theoretic exact method (Taylor and Drori 2023), the fastest first-order method in the worst case: after
+n iterations from z₀, whatever f is,
+
+    ‖zₙ - z*‖ ≤ ‖z₀ - z*‖ / √(1 + q·Aₙ),    q = 1/(1 + ℓ),
+
+with Aₙ as below, which shrinks like (1 - √q)ⁿ. So a fixed number of iterations has a rate that is known beforehand
+and holds at every x: what it leaves unsolved can be priced. (A residual at x would say nothing about x'.)
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lipflow.operators.norm import norm
+
+Gradient = Callable[[Tensor], Tensor]
+
+SMALLEST = 2.0**-6  # ℓ is raised to this: the method divides by 1 - q, and any larger ℓ is a true one too
+
+
+def proximal(gradient: Gradient, x: Tensor, h: Tensor | float, ell: float, iterations: int) -> Tensor:
+    """z with z + h∇f(z) ≈ x, after `iterations` steps from z₀ = x; its derivatives are those of the exact z.
+
+    With H = ∇²f(z), (I + hH)⁻¹ is symmetric, so a gradient g at z becomes w = (I + hH)⁻¹g at x, and -w at h∇f(z), as
+    a function of h and of the parameters of f.
+    """
+    with torch.no_grad():
+        z = _solve(gradient, x, h, ell, iterations)
+    if not torch.is_grad_enabled():
+        return z
+    linked = x - h * gradient(z)
+    if linked.requires_grad:
+        linked.register_hook(lambda g: None if g is None else _resolve(gradient, z, h, g))
+    return z + (linked - linked.detach())
+
+
+def contraction(ell: float, iterations: int) -> float:
+    """An upper bound on ‖zₙ - z*‖ / ‖z₀ - z*‖."""
+    q, a = _modulus(ell), 0.0
+    for _ in range(iterations):
+        a = _next(a, q)
+    # Each step is made of sums, products and roots of positive numbers, fewer than 16 roundings of 2⁻⁵³ each.
+    a *= 1 - 16 * (iterations + 1) * 2.0**-52
+    return min(1.0, math.nextafter(1 / math.sqrt(1 + q * a), math.inf) * (1 + 2.0**-50))
+
+
+def iterations_for(ell: float, factor: float) -> int:
+    """The least number of iterations whose contraction is at most `factor`."""
+    q, a, n = _modulus(ell), 0.0, 0
+    while 1 / math.sqrt(1 + q * a) > factor:
+        a, n = _next(a, q), n + 1
+    return n
+
+
+def _modulus(ell: float) -> float:
+    if not (math.isfinite(ell) and ell >= 0):
+        raise ValueError(f"the proximal step needs a finite smoothness of at least 0, not {ell}")
+    return 1 / (1 + max(ell, SMALLEST))
+
+
+def _next(a: float, q: float) -> float:
+    return ((1 + q) * a + 2 * (1 + math.sqrt((1 + a) * (1 + q * a)))) / (1 - q) ** 2
+
+
+def _solve(gradient: Gradient, x: Tensor, h: Tensor | float, ell: float, iterations: int) -> Tensor:
+    """The information-theoretic exact method on ½‖z - x‖² + h·f(z) (Taylor and Drori 2023, algorithm 1)."""
+    q, a = _modulus(ell), 0.0
+    y, z = x, x
+    for _ in range(iterations):
+        following = _next(a, q)
+        beta = a / ((1 - q) * following)
+        delta = ((1 - q) ** 2 * following - (1 + q) * a) / (2 * (1 + q + q * a))
+        middle = (1 - beta) * z + beta * y
+        slope = q * (middle - x + h * gradient(middle))  # the objective's gradient over its smoothness 1/q
+        y = middle - slope
+        z = (1 - q * delta) * z + q * delta * middle - delta * slope
+        a = following
+    return z
+
+
+def _resolve(gradient: Gradient, z: Tensor, h: Tensor | float, g: Tensor, most: int = 1000) -> Tensor:
+    """w with (I + hH)w = g, H = ∇²f(z), by conjugate gradients on each member of the batch."""
+    with torch.enable_grad():
+        point = z.detach().requires_grad_()
+        value = gradient(point)
+
+    def apply(w: Tensor) -> Tensor:
+        (hessian,) = torch.autograd.grad(value, point, w, retain_graph=True)
+        return w + h * hessian
+
+    def dot(a: Tensor, b: Tensor) -> Tensor:
+        return (a * b).flatten(1).sum(1).reshape(-1, *[1] * (a.ndim - 1))
+
+    w = torch.zeros_like(g)
+    residual = direction = g
+    squared = dot(residual, residual)
+    target = torch.finfo(g.dtype).eps ** 2 * squared
+    for _ in range(most):
+        if not bool((squared > target).any()):
+            return w
+        image = apply(direction)
+        step = squared / torch.where(squared > target, dot(direction, image), torch.ones_like(squared))
+        step = torch.where(squared > target, step, torch.zeros_like(step))
+        w, residual = w + step * direction, residual - step * image
+        updated = dot(residual, residual)
+        direction = residual + updated / torch.where(squared > 0, squared, torch.ones_like(squared)) * direction
+        squared = updated
+    raise RuntimeError(f"the implicit gradient did not converge: a residual of {float(norm(residual)):.3g} is left")

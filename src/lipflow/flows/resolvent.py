@@ -1,0 +1,52 @@
+"""(I - αA)⁻¹(I + βA)x for a skew-symmetric operator A: the implicit steps of a linear flow.
+
+Dense: one solve with the matrix. Circular convolution: one small solve at each frequency, where A is the
+skew-Hermitian matrix Â(ω).
+"""
+
+import torch
+from torch import Tensor
+
+from lipflow.operators import Conv2d, Dense, LinearOperator
+from lipflow.operators.fourier import phases, symbol
+
+
+def resolvent(op: LinearOperator, x: Tensor, alpha: float, beta: float) -> Tensor:
+    """(I - αA)⁻¹(I + βA)x. I - αA is invertible, as the eigenvalues of A are imaginary."""
+    if isinstance(op, Dense):
+        return x @ _rational(op.weight, alpha, beta).mT
+    assert isinstance(op, Conv2d)
+    assert op.padding_mode == "circular"
+    return _apply(_rational(_symbols(op), alpha, beta), x, op.groups)
+
+
+def _rational(a: Tensor, alpha: float, beta: float) -> Tensor:
+    identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    return torch.linalg.solve(identity - alpha * a, identity + beta * a)
+
+
+def _symbols(op: Conv2d) -> Tensor:
+    """Â(ω) at the frequencies of rfft2  # (groups, height, width // 2 + 1, channels, channels), complex."""
+    height, width = op.rows.size, op.columns.size
+    frequencies = torch.arange(height), torch.arange(width // 2 + 1)
+    kernel_size, dilation = (op.rows.kernel, op.columns.kernel), (op.rows.dilation, op.columns.dilation)
+    cosine, sine = phases(kernel_size, dilation, (height, width), frequencies)
+    # Reading at i + dj - p multiplies by e^{iω(dj - p)}: the padding turns all taps by the same phase.
+    turn = torch.complex(*_turn(op, frequencies)).conj()
+    parts = [torch.complex(*symbol(kernel, cosine, sine)) for kernel in op.kernel.chunk(op.groups)]
+    stacked = torch.stack(parts)
+    return (stacked * turn.to(stacked)).unflatten(1, (height, -1))
+
+
+def _turn(op: Conv2d, frequencies: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """cos and sin of ω·p  # (frequencies, 1, 1): the last tap of a window of p + 1 positions."""
+    sides = (op.rows.size, op.columns.size)
+    cosine, sine = phases((op.rows.before + 1, op.columns.before + 1), (1, 1), sides, frequencies)
+    return cosine[-1].reshape(-1, 1, 1), sine[-1].reshape(-1, 1, 1)
+
+
+def _apply(matrices: Tensor, x: Tensor, groups: int) -> Tensor:
+    """Multiply the spectrum of x by a matrix at each frequency."""
+    spectrum = torch.fft.rfft2(x).unflatten(1, (groups, -1))
+    product = torch.einsum("ghwoi,bgihw->bgohw", matrices, spectrum)
+    return torch.fft.irfft2(product.flatten(1, 2), s=x.shape[-2:])

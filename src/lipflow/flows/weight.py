@@ -1,0 +1,168 @@
+"""Learned linear operators: a parameter, a geometry, and the power-iteration vector that follows the norm."""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lipflow.bound import Shape
+from lipflow.operators import Conv2d, Dense, LinearOperator, norm_estimate
+from lipflow.operators.conv import Padding
+from lipflow.operators.norm import power_iteration, start_vector
+
+WARM_UP = 20  # power iterations when an input size is first seen, so that training starts near the norm
+
+
+class Weight(nn.Module, ABC):
+    """A learned W, and the vector u that power iteration carries from step to step (in the state dict).
+
+    u depends on the weights alone, so it stays equal on every rank of a distributed run.
+    """
+
+    weight: nn.Parameter
+    u: Tensor
+
+    @abstractmethod
+    def operator(self, shape: Shape | None) -> LinearOperator:
+        """W as an operator on inputs of a shape, or of the shape last seen."""
+
+    @property
+    @abstractmethod
+    def channels(self) -> tuple[int, int]:
+        """The sizes of the input's and the output's first axis."""
+
+    @property
+    @abstractmethod
+    def solvable(self) -> bool:
+        """Whether (I - αA)z = x has a direct solution for a square A of this kind."""
+
+    def estimate(self, op: LinearOperator, learn: bool) -> Tensor:
+        """‖W‖ from below, differentiable (the paper's Algorithm 1); to learn is to iterate once more and keep u."""
+        known = tuple(self.u.shape) == op.in_shape
+        u = self.u.clone() if known else power_iteration(op, start_vector(op.in_shape, self.weight), WARM_UP)
+        if learn:
+            u = power_iteration(op, u, 1)
+        if not known:
+            self.u = u.clone()
+        elif learn:
+            with torch.no_grad():
+                self.u.copy_(u)
+        return norm_estimate(op, u, iterations=0)
+
+
+class DenseWeight(Weight):
+    """W of shape (out, in), initialised as nn.Linear: uniform in ±1/√in."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        require_positive(in_features=in_features, out_features=out_features)
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        self.register_buffer(
+            "u", power_iteration(Dense(self.weight), start_vector((in_features,), self.weight), WARM_UP)
+        )
+
+    def operator(self, shape: Shape | None) -> Dense:
+        return Dense(self.weight)
+
+    @property
+    def solvable(self) -> bool:
+        return True
+
+    @property
+    def channels(self) -> tuple[int, int]:
+        return self.weight.shape[1], self.weight.shape[0]
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[1]} → {self.weight.shape[0]}"
+
+
+class ConvWeight(Weight):
+    """A kernel of shape (out, in / groups, height, width), initialised as nn.Conv2d.
+
+    The norm of a convolution depends on the input size. It is learned from the first batch or a loaded state dict,
+    or given as `in_size`; another size is accepted later.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int] = 3,
+        padding: Padding = "same",
+        padding_mode: str = "zeros",
+        stride: int | tuple[int, int] = 1,
+        dilation: int | tuple[int, int] = 1,
+        groups: int = 1,
+        in_size: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__()
+        height, width = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
+        require_positive(
+            in_channels=in_channels, out_channels=out_channels, kernel_size=min(height, width), groups=groups
+        )
+        if in_channels % groups or out_channels % groups:
+            raise ValueError(f"groups={groups} must divide both {in_channels} and {out_channels} channels")
+        self.geometry: dict[str, Any] = dict(
+            padding=padding, padding_mode=padding_mode, stride=stride, dilation=dilation, groups=groups
+        )
+        self.weight = nn.Parameter(torch.empty(out_channels, in_channels // groups, height, width))
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        self.register_buffer("u", torch.empty(in_channels, 0, 0))
+        self.register_load_state_dict_pre_hook(self._take_size)
+        if padding_mode not in ("zeros", "circular"):
+            raise ValueError(f"padding_mode is 'zeros' or 'circular', not {padding_mode!r}")
+        if in_size is not None:
+            self.estimate(self.operator((in_channels, *in_size)), learn=False)
+
+    @property
+    def in_size(self) -> tuple[int, int] | None:
+        """The input size last seen, or None before the first batch."""
+        return (self.u.shape[1], self.u.shape[2]) if self.u.numel() else None
+
+    @property
+    def channels(self) -> tuple[int, int]:
+        return self.u.shape[0], self.weight.shape[0]
+
+    @property
+    def solvable(self) -> bool:
+        return self.geometry["padding_mode"] == "circular"
+
+    def operator(self, shape: Shape | None) -> Conv2d:
+        if shape is None and self.in_size is None:
+            raise ValueError(
+                "the norm of a convolution depends on its input size, which this layer has not seen yet; "
+                "give in_shape=(channels, height, width), or run one batch first"
+            )
+        shape = tuple(self.u.shape) if shape is None else shape
+        if len(shape) != 3 or shape[0] != self.channels[0]:
+            raise ValueError(
+                f"this layer takes images (batch, {self.channels[0]}, height, width), not (batch, {str(shape)[1:]}"
+            )
+        return Conv2d(self.weight, (shape[1], shape[2]), **self.geometry)
+
+    def _take_size(self, module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+        """Before a state dict is loaded: the size learned from data is the shape of u, so make room for it."""
+        u = state_dict.get(prefix + "u")
+        if u is not None and u.ndim == 3 and u.shape[0] == self.u.shape[0] and u.shape != self.u.shape:
+            self.u = self.u.new_empty(u.shape)
+
+    def extra_repr(self) -> str:
+        size = "unknown until the first batch" if self.in_size is None else "×".join(map(str, self.in_size))
+        height, width = self.weight.shape[2:]
+        options = ", ".join(f"{k}={v!r}" for k, v in self.geometry.items() if v != _DEFAULTS[k])
+        return f"{self.channels[0]} → {self.channels[1]}, kernel {height}×{width}, input {size}" + (
+            options and f", {options}"
+        )
+
+
+_DEFAULTS = dict(padding="same", padding_mode="zeros", stride=1, dilation=1, groups=1)
+
+
+def require_positive(**sizes: int) -> None:
+    """Refuse sizes that are not integers of at least 1, by name."""
+    for name, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ValueError(f"{name} must be an integer of at least 1, not {size!r}")

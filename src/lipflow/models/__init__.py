@@ -1,0 +1,59 @@
+"""The networks, by name."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from lipflow.bound import Shape
+from lipflow.models.cpl import SIZES, cpl
+from lipflow.models.network import Network
+
+__all__ = ["MODELS", "Model", "Network", "build", "list_models"]
+
+
+class Model(NamedTuple):
+    """How to build a network, its sizes, the input it is made for, and what it is."""
+
+    builder: Callable[..., Network]
+    sizes: dict[str, Any]
+    in_shape: tuple[int, int, int]
+    summary: str
+
+
+_CIFAR = (3, 32, 32)
+
+MODELS: dict[str, Model] = {
+    "cpl": Model(cpl, {}, _CIFAR, "Convex Potential Layers, every size an argument"),
+    "cpl-s": Model(cpl, SIZES["cpl-s"], _CIFAR, "the paper's CPL-S"),
+    "cpl-m": Model(cpl, SIZES["cpl-m"], _CIFAR, "the paper's CPL-M"),
+    "cpl-l": Model(cpl, SIZES["cpl-l"], _CIFAR, "the paper's CPL-L"),
+    "cpl-xl": Model(cpl, SIZES["cpl-xl"], _CIFAR, "the paper's CPL-XL"),
+    "cpl-digits": Model(cpl, SIZES["cpl-digits"], (1, 8, 8), "a small CPL network for 8×8 grey images"),
+}
+
+
+def list_models() -> list[str]:
+    """The names that `build` takes."""
+    return list(MODELS)
+
+
+def build(name: str, classes: int = 10, in_shape: Shape | None = None, **sizes: Any) -> Network:
+    """A network by name, for images of `in_shape`: by default (3, 32, 32), or what the model is made for.
+
+    `sizes` are the builder's arguments, over those of the name: `build("cpl-s", depth=10, lln=True)`.
+    """
+    if name not in MODELS:
+        raise ValueError(f"there is no model {name!r}; there are {', '.join(MODELS)}")
+    model = MODELS[name]
+    known = [p.name for p in inspect.signature(model.builder).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    unknown = [size for size in sizes if size not in known]
+    if unknown:
+        raise TypeError(f"{name} has no size {', '.join(map(repr, unknown))}; it has {', '.join(known)}")
+    shape = tuple(model.in_shape if in_shape is None else in_shape)
+    if len(shape) != 3 or any(not isinstance(n, int) or n < 1 for n in shape):
+        raise ValueError(f"in_shape is (channels, height, width), each at least 1, not {in_shape!r}")
+    if not isinstance(classes, int) or classes < 2:
+        raise ValueError(f"a classifier has at least 2 classes, not {classes!r}")
+    network = model.builder(classes, shape, **{**model.sizes, **sizes})
+    network.name, network.sizes = name, sizes
+    return network

@@ -1,0 +1,8 @@
+"""Linear operators, and their norms from below and from above."""
+
+from lipflow.operators.conv import Conv2d
+from lipflow.operators.dense import Dense
+from lipflow.operators.norm import norm_bound, norm_estimate
+from lipflow.operators.operator import LinearOperator
+
+__all__ = ["Conv2d", "Dense", "LinearOperator", "norm_bound", "norm_estimate"]

@@ -1,0 +1,196 @@
+"""The convolution x ↦ K ∗ x of images, with zero or circular padding, as an operator on inputs of one size."""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lipflow.operators.operator import LinearOperator, require_real
+
+PaddingMode = Literal["zeros", "circular"]
+Padding = int | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]] | Literal["same"]
+
+
+class Axis(NamedTuple):
+    """One axis of a convolution: y[i] = Σ_j K[j] x[i·stride + j·dilation - before], for 0 ≤ i < outputs."""
+
+    size: int
+    kernel: int
+    before: int
+    after: int
+    stride: int
+    dilation: int
+
+    @property
+    def extent(self) -> int:
+        """How far a window reaches: dilation·(kernel - 1) + 1 positions."""
+        return self.dilation * (self.kernel - 1) + 1
+
+    @property
+    def outputs(self) -> int:
+        return (self.size + self.before + self.after - self.extent) // self.stride + 1
+
+    @property
+    def unread(self) -> int:
+        """Padded positions past the last window."""
+        return self.size + self.before + self.after - (self.outputs - 1) * self.stride - self.extent
+
+
+class Conv2d(LinearOperator):
+    """y = K ∗ x for a kernel K  # (out, in / groups, height, width), on inputs (batch, in, *in_size).
+
+    `padding` is a number, a pair (rows, columns), pairs ((top, bottom), (left, right)), or "same" (stride 1 keeps
+    the size; an even kernel gets its odd position at the end). `padding_mode` is "zeros" or "circular".
+    """
+
+    def __init__(
+        self,
+        kernel: Tensor,
+        in_size: tuple[int, int],
+        padding: Padding = 1,
+        padding_mode: str = "zeros",
+        stride: int | tuple[int, int] = 1,
+        dilation: int | tuple[int, int] = 1,
+        groups: int = 1,
+    ) -> None:
+        require_real(kernel, "Conv2d")
+        if kernel.ndim != 4 or 0 in kernel.shape:
+            raise ValueError(
+                f"Conv2d takes a kernel (out, in / groups, height, width), none of them 0, not {tuple(kernel.shape)}"
+            )
+        if padding_mode not in ("zeros", "circular"):
+            raise ValueError(f"padding_mode is 'zeros' or 'circular', not {padding_mode!r}")
+        if groups < 1 or kernel.shape[0] % groups:
+            raise ValueError(f"groups must divide the {kernel.shape[0]} output channels, not be {groups}")
+        self.kernel, self.padding_mode, self.groups = kernel, padding_mode, groups
+        self.rows, self.columns = axes(kernel.shape[2:], in_size, padding, stride, dilation)
+
+    def with_kernel(self, kernel: Tensor) -> "Conv2d":
+        """The same geometry with another kernel."""
+        padding = ((self.rows.before, self.rows.after), (self.columns.before, self.columns.after))
+        size, stride, dilation = self._pair("size"), self._pair("stride"), self._pair("dilation")
+        return Conv2d(kernel, size, padding, self.padding_mode, stride, dilation, self.groups)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.kernel
+
+    @property
+    def in_shape(self) -> tuple[int, int, int]:
+        return (self.kernel.shape[1] * self.groups, self.rows.size, self.columns.size)
+
+    @property
+    def out_shape(self) -> tuple[int, int, int]:
+        return (self.kernel.shape[0], self.rows.outputs, self.columns.outputs)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        _require_shape(x, self.in_shape, "Conv2d takes inputs")
+        stride, dilation = self._pair("stride"), self._pair("dilation")
+        if self._symmetric:
+            return F.conv2d(x, self.kernel, None, stride, self._pair("before"), dilation, self.groups)
+        return F.conv2d(self._pad(x), self.kernel, None, stride, 0, dilation, self.groups)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        _require_shape(y, self.out_shape, "the adjoint of Conv2d takes")
+        stride, dilation, unread = self._pair("stride"), self._pair("dilation"), self._pair("unread")
+        if self._symmetric:
+            return F.conv_transpose2d(y, self.kernel, None, stride, self._pair("before"), unread, self.groups, dilation)
+        # Positions past the last window are read by nothing, so the adjoint puts zeros there.
+        padded = F.conv_transpose2d(y, self.kernel, None, stride, 0, 0, self.groups, dilation)
+        return self._unpad(F.pad(padded, (0, unread[1], 0, unread[0])))
+
+    @property
+    def _symmetric(self) -> bool:
+        """Whether torch's own padding will do: zeros, as many on both sides."""
+        return self.padding_mode == "zeros" and all(a.before == a.after for a in (self.rows, self.columns))
+
+    def _pair(self, field: str) -> tuple[int, int]:
+        return getattr(self.rows, field), getattr(self.columns, field)
+
+    def _pad(self, x: Tensor) -> Tensor:
+        if self.padding_mode == "zeros":
+            return F.pad(x, (self.columns.before, self.columns.after, self.rows.before, self.rows.after))
+        for dim, axis in ((-2, self.rows), (-1, self.columns)):
+            if axis.before or axis.after:
+                x = x.index_select(dim, _wrap(axis, x.device))
+        return x
+
+    def _unpad(self, y: Tensor) -> Tensor:
+        if self.padding_mode == "zeros":
+            return F.pad(y, (-self.columns.before, -self.columns.after, -self.rows.before, -self.rows.after))
+        for dim, axis in ((-2, self.rows), (-1, self.columns)):
+            if axis.before or axis.after:
+                shape = list(y.shape)
+                shape[dim] = axis.size
+                y = y.new_zeros(shape).index_add(dim, _wrap(axis, y.device), y)
+        return y
+
+    def __repr__(self) -> str:
+        out, grouped, height, width = self.kernel.shape
+        rows, columns = self.rows, self.columns
+        return (
+            f"Conv2d({grouped * self.groups} → {out}, kernel {height}×{width}, input {rows.size}×{columns.size}, "
+            f"padding {self.padding_mode} {rows.before, rows.after}×{columns.before, columns.after}, "
+            f"stride {self._pair('stride')}, dilation {self._pair('dilation')}, groups {self.groups})"
+        )
+
+
+def axes(
+    kernel_size: tuple[int, ...] | torch.Size,
+    in_size: tuple[int, int],
+    padding: Padding,
+    stride: int | tuple[int, int],
+    dilation: int | tuple[int, int],
+) -> tuple[Axis, Axis]:
+    """The two axes of a convolution, checked: every number at least 1 (padding 0), and room for one window."""
+    strides, dilations, sizes = _ints(stride, "stride"), _ints(dilation, "dilation"), _ints(in_size, "in_size")
+    both = [
+        Axis(n, k, *pad, s, d)
+        for n, k, pad, s, d in zip(
+            sizes, kernel_size, pads(padding, kernel_size, dilations), strides, dilations, strict=True
+        )
+    ]
+    for name, axis in zip(("rows", "columns"), both, strict=True):
+        if axis.outputs < 1:
+            raise ValueError(
+                f"a kernel that spans {axis.extent} {name} does not fit an input of {axis.size} padded by "
+                f"{axis.before} and {axis.after}; pad more, or use a smaller kernel or dilation"
+            )
+    return both[0], both[1]
+
+
+def pads(
+    padding: Padding, kernel_size: tuple[int, ...] | torch.Size, dilation: tuple[int, int]
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """((top, bottom), (left, right)) from any of the ways to say it."""
+    if padding == "same":
+        spans = [d * (k - 1) for k, d in zip(kernel_size, dilation, strict=True)]
+        return (spans[0] // 2, spans[0] - spans[0] // 2), (spans[1] // 2, spans[1] - spans[1] // 2)
+    pair = (padding, padding) if isinstance(padding, int) else padding
+    try:
+        rows, columns = ((p, p) if isinstance(p, int) else (int(p[0]), int(p[1])) for p in pair)
+    except (TypeError, ValueError, IndexError):
+        raise ValueError(
+            f"padding is a number, (rows, columns), ((top, bottom), (left, right)) or 'same', not {padding!r}"
+        ) from None
+    if min(*rows, *columns) < 0:
+        raise ValueError(f"padding must be at least 0, not {padding!r}")
+    return rows, columns
+
+
+def _ints(value: int | tuple[int, int], name: str) -> tuple[int, int]:
+    pair = (value, value) if isinstance(value, int) else tuple(value)
+    if len(pair) != 2 or any(not isinstance(v, int) or v < 1 for v in pair):
+        raise ValueError(f"{name} is a number or a pair of numbers, at least 1, not {value!r}")
+    return pair[0], pair[1]
+
+
+def _wrap(axis: Axis, device: torch.device) -> Tensor:
+    """The torus position that each padded position repeats."""
+    return torch.arange(-axis.before, axis.size + axis.after, device=device) % axis.size
+
+
+def _require_shape(x: Tensor, shape: tuple[int, ...], what: str) -> None:
+    if x.ndim != 4 or tuple(x.shape[1:]) != shape:
+        raise ValueError(f"{what} (batch, {', '.join(map(str, shape))}), not {tuple(x.shape)}")

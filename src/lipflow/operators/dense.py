@@ -1,0 +1,43 @@
+"""The dense operator x ↦ Wx."""
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from lipflow.operators.operator import LinearOperator, require_real
+
+
+class Dense(LinearOperator):
+    """x ↦ Wx for a matrix W  # (out, in); inputs are (..., in)."""
+
+    def __init__(self, weight: Tensor) -> None:
+        require_real(weight, "Dense")
+        if weight.ndim != 2 or 0 in weight.shape:
+            raise ValueError(
+                f"Dense takes a matrix (out, in) that is not empty, not a weight of shape {tuple(weight.shape)}"
+            )
+        self._weight = weight
+
+    @property
+    def weight(self) -> Tensor:
+        return self._weight
+
+    @property
+    def in_shape(self) -> tuple[int]:
+        return (self._weight.shape[1],)
+
+    @property
+    def out_shape(self) -> tuple[int]:
+        return (self._weight.shape[0],)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.ndim < 1 or x.shape[-1] != self._weight.shape[1]:
+            raise ValueError(f"Dense takes inputs (..., {self._weight.shape[1]}), not {tuple(x.shape)}")
+        return F.linear(x, self._weight)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        if y.ndim < 1 or y.shape[-1] != self._weight.shape[0]:
+            raise ValueError(f"the adjoint of Dense takes (..., {self._weight.shape[0]}), not {tuple(y.shape)}")
+        return y @ self._weight
+
+    def __repr__(self) -> str:
+        return f"Dense({self._weight.shape[1]} → {self._weight.shape[0]})"

@@ -1,0 +1,106 @@
+"""Directed rounding in float64, by exact rationals.
+
+Every constant a certificate rests on is assembled as a `Fraction` from computed floats, so that the only
+roundings left are those of the tensor operations, which the error model below covers, and the last one, which
+is directed.
+
+Note [error model]. A float64 sum of n products, in any order, with or without fused multiply-add, satisfies
+|fl(a·b) - a·b| ≤ γ_n |a|·|b| + n·TINY, with u = 2⁻⁵³ and γ_n = nu/(1 - nu) (Higham 2002, section 3.1). TINY
+covers every underflow, flush-to-zero included.
+"""
+
+import math
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+U = Fraction(1, 2**53)
+TINY = Fraction(1, 2**1022)
+
+
+def gamma(n: int) -> Fraction:
+    """γ_n = nu/(1 - nu), the relative error of n roundings."""
+    if n * U >= Fraction(1, 2):
+        raise ValueError(f"an operation of {n} roundings is beyond the float64 error model")
+    return n * U / (1 - n * U)
+
+
+def up(q: Fraction | int) -> float:
+    """The least float64 that is at least q."""
+    try:
+        x = float(q)
+    except OverflowError:
+        return math.inf if q > 0 else -math.nextafter(math.inf, 0)
+    return x if math.isinf(x) or Fraction(x) >= q else math.nextafter(x, math.inf)
+
+
+def down(q: Fraction | int) -> float:
+    """The greatest float64 that is at most q."""
+    return -up(-q)
+
+
+def sqrt_up(q: Fraction) -> Fraction:
+    """A rational at least √q, within a relative 2⁻⁶⁰ of it."""
+    if q < 0:
+        raise ValueError(f"the square root of {float(q)} was asked for")
+    if q == 0:
+        return Fraction(0)
+    # √(a/b) = √(a·b·4ᵏ)/(b·2ᵏ), with k such that the integer root has at least 61 bits.
+    a, b = q.numerator, q.denominator
+    k = max(0, 61 - (a * b).bit_length() // 2)
+    root = math.isqrt(a * b << 2 * k)
+    return Fraction(root + 1, b << k)
+
+
+def sqrt_down(q: Fraction) -> Fraction:
+    """A rational at most √q, within a relative 2⁻⁶⁰ of it."""
+    return q / sqrt_up(q) if q > 0 else Fraction(0)
+
+
+def add_up(a: float, b: float) -> float:
+    """a + b rounded up, for non-negative a and b, either of which may be infinite."""
+    return math.inf if math.isinf(a) or math.isinf(b) else up(Fraction(a) + Fraction(b))
+
+
+def mul_up(a: float, b: float) -> float:
+    """a·b rounded up, for non-negative a and b; 0·∞ = 0, as a zero map sends everything to 0."""
+    if a == 0 or b == 0:
+        return 0.0
+    return math.inf if math.isinf(a) or math.isinf(b) else up(Fraction(a) * Fraction(b))
+
+
+def square_sum_bound(x: Tensor) -> Fraction:
+    """At least Σ x², the sum over all entries of a float64 tensor."""
+    return square_sum_max(x.reshape(1, 1, -1))
+
+
+def square_sum_max(x: Tensor) -> Fraction:
+    """At least the greatest Σ x² over the matrices of a float64 batch  # (..., rows, columns)."""
+    terms = x.shape[-1] * x.shape[-2]
+    if x.numel() == 0:
+        return Fraction(0)
+    computed = float((x * x).sum((-2, -1)).max())
+    return (Fraction(computed) + terms * TINY) / (1 - gamma(terms))
+
+
+def norm_up(x: Tensor) -> float:
+    """At least ‖x‖₂ of all entries of a tensor: scaled first, so that nothing over- or underflows in between."""
+    x = x.detach().to("cpu", torch.float64)
+    if x.numel() == 0:
+        return 0.0
+    if not bool(torch.isfinite(x).all()):
+        return math.inf
+    scale = power_of_two(float(x.abs().max()))
+    if scale == 0:
+        return 0.0
+    # Scaling by a power of two is exact, or underflows by at most TINY an entry.
+    underflow = sqrt_up(Fraction(x.numel())) * TINY
+    return up((sqrt_up(square_sum_bound(x / scale)) + underflow) * Fraction(scale))
+
+
+def power_of_two(x: float) -> float:
+    """The power of two 2ᵉ with 2ᵉ ≤ x < 2ᵉ⁺¹, kept where both it and its inverse are normal numbers; 0 for x = 0."""
+    if x == 0:
+        return 0.0
+    return math.ldexp(1.0, min(max(math.frexp(x)[1] - 1, -1021), 1021))
