@@ -24,10 +24,8 @@ class Center(Lipschitz):
 
     def __init__(self, mean: Values, std: Values | None = None) -> None:
         super().__init__()
-        self.register_buffer("mean", _channels(mean, "mean"))
-        self.register_buffer("std", None if std is None else _channels(std, "std"))
-        if self.std is not None and not bool((self.std > 0).all()):
-            raise ValueError(f"every std must be above 0, not {std}")
+        self.register_buffer("mean", _channels(mean, "mean", least=-math.inf))
+        self.register_buffer("std", None if std is None else _channels(std, "std", least=0.0))
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim < 2 or len(self.mean) not in (1, x.shape[1]):
@@ -49,8 +47,8 @@ class Center(Lipschitz):
         return f"mean={self.mean.tolist()}" + ("" if self.std is None else f", std={self.std.tolist()}")
 
 
-def _channels(values: Values, name: str) -> Tensor:
-    channels = torch.tensor(values, dtype=torch.get_default_dtype()).reshape(-1)
-    if not len(channels) or not bool(torch.isfinite(channels).all()):
-        raise ValueError(f"{name} is a finite number, or one for each channel, not {values!r}")
-    return channels
+def _channels(values: Values, name: str, least: float) -> Tensor:
+    channels = [float(v) for v in values] if isinstance(values, Sequence) else [float(values)]
+    if not channels or not all(math.isfinite(v) and v > least for v in channels):
+        raise ValueError(f"{name} is a finite number above {least}, or one for each channel, not {values!r}")
+    return torch.tensor(channels, dtype=torch.get_default_dtype())

@@ -71,7 +71,8 @@ class SpaceToDepth(Nonexpansive):
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim != 4 or x.shape[2] % self.block or x.shape[3] % self.block:
             raise ValueError(f"SpaceToDepth({self.block}) takes images whose sides it divides, not {tuple(x.shape)}")
-        return F.pixel_unshuffle(x, self.block)
+        blocks = x.unflatten(3, (-1, self.block)).unflatten(2, (-1, self.block))  # (batch, C, H', block, W', block)
+        return blocks.permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
 
     def extra_repr(self) -> str:
         return str(self.block)

@@ -18,6 +18,7 @@ from lipflow.flows.resolvent import resolvent
 from lipflow.operators import norm_bound
 from lipflow.rounding import add_up, mul_up, sqrt_up, up
 
+REFINE = 10  # power iterations before an implicit step: a solve costs more than a good estimate
 SLACK = 1.25  # an implicit step is solved for a smoothness up to so many times the estimate
 UNSOLVED = 2.0**-26  # and until at most this part of ‖x - z*‖ is left
 
@@ -48,10 +49,10 @@ class Descent(Cell):
     field: Convex
     h: float | None
 
-    def size(self, domain: Domain, learn: bool) -> Tensor:
+    def size(self, domain: Domain, learn: bool) -> Tensor | float:
         """h, or 2/ℓ̂; where the potential is flat (ℓ̂ = 0) any h will do, and we take 0."""
         if self.h is not None:
-            return torch.tensor(self.h)
+            return self.h
         smoothness = self.field.smoothness_estimate(domain, learn)
         flat = smoothness <= 2 * torch.finfo(smoothness.dtype).tiny
         return torch.where(flat, 0.0, 2 / torch.where(flat, 1.0, smoothness))
@@ -60,15 +61,16 @@ class Descent(Cell):
         return x - self.size(domain_of(x), self.field.training) * self.field.gradient(x)
 
     def bound(self, domain: Domain) -> Bound:
-        h, smoothness = self._evaluation_size(domain), Fraction(self.field.smoothness_bound(domain))
+        h, smoothness = self.evaluation_size(domain), Fraction(self.field.smoothness_bound(domain))
         return Bound(up(max(Fraction(1), Fraction(h) * smoothness - 1)))
 
     def origin(self, domain: Domain) -> float:
-        return mul_up(self._evaluation_size(domain), self.field.gradient_bound(domain._replace(reach=0.0)))
+        return mul_up(self.evaluation_size(domain), self.field.gradient_bound(domain._replace(reach=0.0)))
 
     @torch.no_grad()
-    def _evaluation_size(self, domain: Domain) -> float:
-        return self.h if self.h is not None else float(self.size(domain, learn=False))
+    def evaluation_size(self, domain: Domain) -> float:
+        """The h that evaluation uses."""
+        return float(self.size(domain, learn=False))
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Proximal(Cell):
 
     def plan(self, domain: Domain, learn: bool) -> tuple[float, int]:
         """The ℓ that the iteration is run for, and how many times it is run."""
-        ell = SLACK * self.h * float(self.field.smoothness_estimate(domain, learn).detach())
+        ell = SLACK * self.h * float(self.field.smoothness_estimate(domain, learn, REFINE).detach())
         return ell, iterations_for(ell, UNSOLVED) if self.iterations is None else self.iterations
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -116,7 +118,7 @@ class Rational(Cell):
     beta: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        return resolvent(self.field.operator(tuple(x.shape[1:])), x, self.alpha, self.beta)
+        return resolvent(self.field.on(x), x, self.alpha, self.beta)
 
     def bound(self, domain: Domain) -> Bound:
         return Bound(1.0)
@@ -139,7 +141,7 @@ class Series(Cell):
     train_terms: int
 
     def __call__(self, x: Tensor) -> Tensor:
-        op = self.field.operator(tuple(x.shape[1:]))
+        op = self.field.on(x)
         total = term = x
         for j in range(1, self.train_terms if self.field.training else self.terms):
             term = (self.h / j) * op(term)

@@ -51,8 +51,8 @@ class Convex(nn.Module, ABC):
         """∇f(x)."""
 
     @abstractmethod
-    def smoothness_estimate(self, domain: Domain, learn: bool) -> Tensor:
-        """The Lipschitz constant of ∇f, from below, differentiable; `learn` carries the estimate on (in training)."""
+    def smoothness_estimate(self, domain: Domain, learn: bool, refine: int = 0) -> Tensor:
+        """The Lipschitz constant of ∇f, from below, differentiable; see `Weight.estimate`."""
 
     @abstractmethod
     def smoothness_bound(self, domain: Domain) -> float:
@@ -82,7 +82,7 @@ class ConvexPotential(Convex):
         self.bias = nn.Parameter(torch.empty(rows).uniform_(-1, 1) / math.sqrt(fan_in)) if bias else None
 
     def gradient(self, x: Tensor) -> Tensor:
-        op = self.weight.operator(tuple(x.shape[1:]))
+        op = self.weight(x)
         return op.adjoint(self.sigma.function(self.shift(op(x))))
 
     def shift(self, y: Tensor) -> Tensor:
@@ -91,8 +91,8 @@ class ConvexPotential(Convex):
             return y
         return y + (self.bias if isinstance(self.weight, DenseWeight) else self.bias[:, None, None])
 
-    def smoothness_estimate(self, domain: Domain, learn: bool) -> Tensor:
-        return self.sigma.high * self.weight.estimate(self.weight.operator(domain.shape), learn) ** 2
+    def smoothness_estimate(self, domain: Domain, learn: bool, refine: int = 0) -> Tensor:
+        return self.sigma.high * self.weight.estimate(self.weight.operator(domain.shape), learn, refine) ** 2
 
     def smoothness_bound(self, domain: Domain) -> float:
         norm = norm_bound(self.weight.operator(domain.shape))
@@ -136,8 +136,8 @@ class Potential(Convex):
     def gradient(self, x: Tensor) -> Tensor:
         return self.module(x)
 
-    def smoothness_estimate(self, domain: Domain, learn: bool) -> Tensor:
-        return torch.tensor(self.smoothness)
+    def smoothness_estimate(self, domain: Domain, learn: bool, refine: int = 0) -> Tensor:
+        return torch.tensor(self.smoothness, dtype=torch.float64)
 
     def smoothness_bound(self, domain: Domain) -> float:
         return self.smoothness
@@ -169,9 +169,13 @@ class Skew(nn.Module):
         """A as an operator on inputs of a shape, or of the shape last seen."""
         return skew_part(self.weight.operator(shape))
 
+    def on(self, x: Tensor) -> LinearOperator:
+        """A as an operator on the inputs x, whose shape it takes up."""
+        return skew_part(self.weight(x))
+
     def forward(self, x: Tensor) -> Tensor:
         """F(x) = Ax."""
-        return self.operator(tuple(x.shape[1:]))(x)
+        return self.on(x)(x)
 
 
 class Sum(nn.Module):

@@ -47,6 +47,8 @@ def _turn(op: Conv2d, frequencies: tuple[Tensor, Tensor]) -> tuple[Tensor, Tenso
 
 def _apply(matrices: Tensor, x: Tensor, groups: int) -> Tensor:
     """Multiply the spectrum of x by a matrix at each frequency."""
+    if not x.numel():
+        return x.clone()  # some FFT libraries refuse an empty batch
     spectrum = torch.fft.rfft2(x).unflatten(1, (groups, -1))
     product = torch.einsum("ghwoi,bgihw->bgohw", matrices, spectrum)
     return torch.fft.irfft2(product.flatten(1, 2), s=x.shape[-2:])

@@ -28,6 +28,13 @@ class Weight(nn.Module, ABC):
     def operator(self, shape: Shape | None) -> LinearOperator:
         """W as an operator on inputs of a shape, or of the shape last seen."""
 
+    def forward(self, x: Tensor) -> LinearOperator:
+        """W as an operator on the inputs x, whose shape it takes up."""
+        op = self.operator(tuple(x.shape[1:]))
+        if not self._knows(op):
+            self.u = self._vector(op)
+        return op
+
     @property
     @abstractmethod
     def channels(self) -> tuple[int, int]:
@@ -38,18 +45,29 @@ class Weight(nn.Module, ABC):
     def solvable(self) -> bool:
         """Whether (I - αA)z = x has a direct solution for a square A of this kind."""
 
-    def estimate(self, op: LinearOperator, learn: bool) -> Tensor:
-        """‖W‖ from below, differentiable (the paper's Algorithm 1); to learn is to iterate once more and keep u."""
-        known = tuple(self.u.shape) == op.in_shape
-        u = self.u.clone() if known else power_iteration(op, start_vector(op.in_shape, self.weight), WARM_UP)
+    def estimate(self, op: LinearOperator, learn: bool, refine: int = 0) -> Tensor:
+        """‖W‖ from below, differentiable (the paper's Algorithm 1).
+
+        To learn is to iterate once more and keep u, as training does; to refine is to go on, and keep nothing.
+        """
+        u = self._vector(op)
         if learn:
             u = power_iteration(op, u, 1)
-        if not known:
-            self.u = u.clone()
-        elif learn:
-            with torch.no_grad():
-                self.u.copy_(u)
-        return norm_estimate(op, u, iterations=0)
+            if self._knows(op):
+                with torch.no_grad():
+                    self.u.copy_(u)
+            else:
+                self.u = u.clone()
+        return norm_estimate(op, u, refine)
+
+    def _knows(self, op: LinearOperator) -> bool:
+        return tuple(self.u.shape) == op.in_shape
+
+    def _vector(self, op: LinearOperator) -> Tensor:
+        """A copy of u (autograd keeps it, and u itself moves on), or a fresh one for a shape not seen yet."""
+        if self._knows(op):
+            return self.u.clone()
+        return power_iteration(op, start_vector(op.in_shape, self.weight), WARM_UP)
 
 
 class DenseWeight(Weight):
@@ -115,7 +133,7 @@ class ConvWeight(Weight):
         if padding_mode not in ("zeros", "circular"):
             raise ValueError(f"padding_mode is 'zeros' or 'circular', not {padding_mode!r}")
         if in_size is not None:
-            self.estimate(self.operator((in_channels, *in_size)), learn=False)
+            self(self.weight.new_empty(0, in_channels, *in_size))
 
     @property
     def in_size(self) -> tuple[int, int] | None:

@@ -51,8 +51,8 @@ def power_iteration(op: LinearOperator, u: Tensor, iterations: int) -> Tensor:
 
 def start_vector(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """A fixed pseudo-random unit vector: the same on every machine, so on every rank too."""
-    generator = torch.Generator().manual_seed(0)
-    u = torch.randn(shape, generator=generator, dtype=torch.float64)
+    generator = torch.Generator("cpu").manual_seed(0)
+    u = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
     return (u / u.norm()).to(like.device, like.dtype)
 
 

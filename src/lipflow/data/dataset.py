@@ -1,0 +1,142 @@
+"""What a dataset is: three splits of byte images held in memory, their class names, and the training moments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lipflow.data.order import permutation
+
+_SPLIT_SEED = 2022
+
+
+class DataError(ValueError):
+    """Data that is missing, damaged, or not what was asked for. The message is for the user, in one line."""
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Images and their labels."""
+
+    images: Tensor  # (n, channels, height, width), uint8
+    labels: Tensor  # (n,), int64
+
+    def __post_init__(self) -> None:
+        if self.images.dim() != 4 or self.images.dtype != torch.uint8:
+            found = f"{self.images.dtype} of shape {tuple(self.images.shape)}"
+            raise DataError(f"images must be uint8 of shape (n, channels, height, width); got {found}")
+        if self.labels.shape != self.images.shape[:1] or self.labels.dtype != torch.int64:
+            found = f"{self.labels.dtype} of shape {tuple(self.labels.shape)}"
+            raise DataError(f"labels must be int64 of shape ({len(self.images)},); got {found}")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices: Tensor) -> Split:
+        return Split(self.images[indices], self.labels[indices])
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Train, validation and test splits. Selection uses validation; test is for the final numbers only.
+
+    `mean` and `std` are those of the training pixels, per channel, for pixels k/255 in [0, 1]. Networks subtract the
+    mean; dividing by std makes the input layer 1/min(std)-Lipschitz.
+    """
+
+    name: str
+    train: Split
+    validation: Split
+    test: Split
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @property
+    def classes(self) -> int:
+        return len(self.class_names)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(channels, height, width) of an image."""
+        channels, height, width = self.train.images.shape[1:]
+        return channels, height, width
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the caller of `load` asked of a source; None is the source's own default."""
+
+    data_dir: Path | None = None
+    image_size: int | None = None
+    validation: int | None = None
+    download: bool = True
+
+    def refuse_image_size(self, name: str, native: int) -> None:
+        if self.image_size not in (None, native):
+            raise DataError(
+                f"{name} images are {native}×{native} and are not resized; got image_size={self.image_size} "
+                "(--image-size is for --data folder)"
+            )
+
+
+def assemble(name: str, train: Split, validation: Split, test: Split, class_names: Sequence[str]) -> Dataset:
+    """A Dataset with its training moments, refused if a split has another image shape or a label without a name."""
+    for title, split in (("train", train), ("validation", validation), ("test", test)):
+        if split.images.shape[1:] != train.images.shape[1:]:
+            shapes = f"{tuple(split.images.shape[1:])}, train images {tuple(train.images.shape[1:])}"
+            raise DataError(f"{name}: {title} images have the shape {shapes}")
+        if len(split) and not 0 <= int(split.labels.min()) <= int(split.labels.max()) < len(class_names):
+            found = f"{int(split.labels.min())} to {int(split.labels.max())}"
+            raise DataError(f"{name}: {title} labels run from {found}, but there are {len(class_names)} classes")
+    if not len(train):
+        raise DataError(f"{name}: the training split is empty")
+    mean, std = moments(train.images)
+    return Dataset(name, train, validation, test, tuple(class_names), mean, std)
+
+
+def moments(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Per-channel mean and (population) standard deviation of k/255 over uint8 images, from exact integer sums."""
+    means, stds = [], []
+    for channel in images.unbind(1):
+        counts = torch.bincount(channel.reshape(-1), minlength=256).tolist()
+        n = sum(counts)
+        total = sum(k * count for k, count in enumerate(counts))
+        squares = sum(k * k * count for k, count in enumerate(counts))
+        means.append(total / (255 * n))
+        stds.append(math.sqrt(n * squares - total * total) / (255 * n))
+    return tuple(means), tuple(stds)
+
+
+def carve(name: str, split: Split, size: int) -> tuple[Split, Split]:
+    """(the rest, `size` held-out images): always the same ones, each class in its proportion, both in file order.
+
+    Class c of n_c images gives ⌊size · n_c / n⌋ of them, and the classes of largest remainder one more.
+    """
+    n = len(split)
+    if not 0 <= size < n:
+        raise DataError(f"{name}: cannot hold out {size} of {n} training images; the size must be in [0, {n})")
+    counts = torch.bincount(split.labels)
+    quota, remainder = counts * size // n, counts * size % n
+    quota[remainder.argsort(descending=True, stable=True)[: size - int(quota.sum())]] += 1
+    order = permutation(n, _SPLIT_SEED, 0)
+    ordered_labels = split.labels[order]
+    held = torch.zeros(n, dtype=torch.bool)
+    for label, count in enumerate(quota.tolist()):
+        held[order[ordered_labels == label][:count]] = True
+    return split.take(~held), split.take(held)
+
+
+def to_unit(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Bytes k as the floats k/255, correctly rounded: float32 to train, float64 to certify.
+
+    The divisor is a tensor, for torch multiplies by the rounded 1/255 when a CUDA tensor is divided by a Python number.
+    """
+    if images.dtype != torch.uint8:
+        raise ValueError(f"to_unit() takes uint8 images; got {images.dtype}")
+    return images.to(dtype) / torch.full((), 255, dtype=dtype, device=images.device)

@@ -1,0 +1,150 @@
+"""A folder of images by class, as ImageNet is laid out.
+
+    root/train/<class>/*.png    root/val/<class>/*.png    root/test/<class>/*.png     (val may be called validation)
+    root/<class>/*.png                                                                (split here, 80/10/10)
+
+Without test/, val/ is the test split (as papers do with ImageNet's) and validation is held out of train/; without
+val/ likewise. Classes are numbered in the alphabetical order of their folders. Hidden files and files that are not
+images by their suffix are skipped; anything else that is wrong is an error that names the file.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lipflow.data.dataset import DataError, Dataset, Request, Split, assemble, carve
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".pnm", ".tif", ".tiff")
+
+
+def load(request: Request) -> Dataset:
+    """Images (3, s, s) with s = image_size; without it, all images must have one size already, and keep it."""
+    if request.data_dir is None:
+        raise DataError("--data folder needs --data-dir ROOT, a folder with one folder of images a class")
+    if request.image_size is not None and request.image_size < 1:
+        raise DataError(f"image_size must be a positive number of pixels; got {request.image_size}")
+    root, size = request.data_dir, request.image_size
+    parts = [name for name in ("train", "val", "validation", "test") if (root / name).is_dir()]
+    if not parts:
+        names = _class_names(root)
+        whole = _read(root, names, size)
+        if len(whole) < 10:
+            raise DataError(f"{root} has {len(whole)} images; splitting them 80/10/10 takes at least 10")
+        tenth = len(whole) // 10
+        rest, test = carve("folder", whole, tenth)
+        train, validation = carve("folder", rest, tenth if request.validation is None else request.validation)
+        return assemble("folder", train, validation, test, names)
+
+    if parts[0] != "train" or len(parts) == 1 or {"val", "validation"} <= set(parts):
+        found = " and ".join(f"{part}/" for part in parts)
+        raise DataError(
+            f"{root} has {found}; it needs train/ and val/ (or validation/) or test/, or class folders only"
+        )
+    names = _class_names(root / "train")
+    train, *held_out = (_read(root / part, names, size) for part in parts)
+    if len(held_out) == 1:
+        size_of_validation = len(train) // 10 if request.validation is None else request.validation
+        train, validation = carve("folder", train, size_of_validation)
+    elif request.validation is not None:
+        raise DataError(f"{root / parts[1]} is the validation split already; drop validation={request.validation}")
+    else:
+        validation = held_out[0]
+    return assemble("folder", train, validation, held_out[-1], names)
+
+
+def _visible(folder: Path) -> list[Path]:
+    return sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=lambda path: path.name)
+
+
+def _class_names(folder: Path) -> list[str]:
+    names = [path.name for path in _visible(folder) if path.is_dir()]
+    if len(names) < 2:
+        found = f"{len(names)} folder{'' if len(names) == 1 else 's'}"
+        raise DataError(f"{folder} must have one folder of images a class, of two classes or more; it has {found}")
+    return names
+
+
+def _files(folder: Path) -> list[Path]:
+    """The image files in a class's folder and the folders within it, in alphabetical order."""
+    found = []
+    for here, inner, files in os.walk(folder):
+        inner[:] = [name for name in inner if not name.startswith(".")]
+        found += [Path(here, name) for name in files if not name.startswith(".") and name.lower().endswith(SUFFIXES)]
+    return sorted(found)
+
+
+def _read(folder: Path, names: list[str], size: int | None) -> Split:
+    if (found := _class_names(folder)) != names:
+        odd = sorted(set(found) ^ set(names))[0]
+        raise DataError(f"{folder} and the training split differ in the class {odd!r}; every split has every class")
+    files = [_files(folder / name) for name in names]
+    for name, of_class in zip(names, files, strict=True):
+        if not of_class:
+            raise DataError(f"{folder / name} has no images ({', '.join(SUFFIXES)})")
+    paths = [path for of_class in files for path in of_class]
+    labels = torch.repeat_interleave(torch.arange(len(names)), torch.tensor([len(of_class) for of_class in files]))
+
+    first = _pixels(paths[0], size)
+    _refuse_more_than_memory(folder, len(paths), first)
+    images = np.empty((len(paths), *first.shape), np.uint8)
+    for i, path in enumerate(paths):
+        pixels = _pixels(path, size)
+        if pixels.shape != first.shape:
+            sizes = f"{path} is {_dimensions(pixels)} and {paths[0]} {_dimensions(first)}"
+            raise DataError(f"{sizes}; give --image-size to bring all images to one size")
+        images[i] = pixels
+    return Split(torch.from_numpy(images), labels)
+
+
+def _dimensions(pixels: np.ndarray) -> str:
+    return f"{pixels.shape[1]}×{pixels.shape[2]}"
+
+
+def _refuse_more_than_memory(folder: Path, count: int, pixels: np.ndarray) -> None:
+    needed, installed = count * pixels.size, _installed_memory()
+    if installed is not None and needed > installed:
+        sizes = f"{count} images of {_dimensions(pixels)} take {needed / 1e9:.1f} GB, this machine has"
+        raise DataError(f"{folder}: {sizes} {installed / 1e9:.1f} GB; give a smaller --image-size")
+
+
+def _installed_memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _pixels(path: Path, size: int | None) -> np.ndarray:  # (3, height, width), uint8
+    """The image upright in RGB; with `size`, the square in its middle resized to that side.
+
+    It is the usual "resize the shorter side, then cut the middle out", without rounding the middle to a pixel.
+    Pillow's bicubic resize antialiases: it widens the kernel when it shrinks an image.
+    """
+    image_module, image_ops = _pillow()
+    try:
+        with image_module.open(path) as image:
+            mode = image.mode
+            upright = image_ops.exif_transpose(image).convert("RGB")
+    except Exception as error:  # what the decoders raise on damaged files is not documented, and varied
+        raise DataError(f"{path} cannot be read as an image ({error}); repair or remove it") from None
+    if mode.startswith(("I", "F")):
+        raise DataError(f"{path} has pixels of mode {mode}, not bytes; convert it to 8 bits a channel")
+    if size is not None:
+        shorter = min(upright.size)
+        left, top = ((side - shorter) / 2 for side in upright.size)
+        middle = (left, top, left + shorter, top + shorter)
+        upright = upright.resize((size, size), image_module.Resampling.BICUBIC, box=middle)
+    return np.asarray(upright).transpose(2, 0, 1)
+
+
+def _pillow() -> tuple[Any, Any]:
+    try:
+        from PIL import Image, ImageOps
+    except ImportError:
+        raise DataError("reading image files needs Pillow: pip install 'lipflow[images]'") from None
+    return Image, ImageOps

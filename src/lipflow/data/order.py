@@ -1,0 +1,52 @@
+"""The order in which an epoch visits the images, and the part of each batch that falls to a rank.
+
+A batch is always the *global* batch, so that the number of processes changes who computes and never what:
+
+    for batch in batches(len(split), 256, seed, epoch):
+        mine = share(batch, rank, world)        # weight its mean loss by len(mine) · world / len(batch) under DDP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from lipflow.data.counter import bits, key
+
+_ORDER = 0
+
+
+def permutation(n: int, seed: int, epoch: int) -> Tensor:
+    """A permutation of {0, …, n-1}: the indices in the order of their random keys (Note [counter-based randomness])."""
+    return bits(key(_ORDER, seed, epoch), torch.arange(n)).argsort(stable=True)
+
+
+def steps_per_epoch(n: int, batch_size: int, *, drop_last: bool = False) -> int:
+    """The number of batches in an epoch: ⌈n / batch_size⌉, or ⌊n / batch_size⌋ if a short last one is dropped."""
+    if n < 1 or batch_size < 1 or (drop_last and n < batch_size):
+        raise ValueError(f"no batch of {batch_size} can be drawn from {n} images with drop_last={drop_last}")
+    return n // batch_size if drop_last else -(-n // batch_size)
+
+
+def batches(
+    n: int, batch_size: int, seed: int, epoch: int, *, drop_last: bool = False, start: int = 0
+) -> Iterator[Tensor]:
+    """The global batches of an epoch as index tensors, from number `start` on (where a resumed run goes on)."""
+    steps = steps_per_epoch(n, batch_size, drop_last=drop_last)
+    if not 0 <= start <= steps:
+        raise ValueError(f"an epoch of {steps} batches cannot start at batch {start}")
+    order = permutation(n, seed, epoch)
+    return (order[step * batch_size : (step + 1) * batch_size] for step in range(start, steps))
+
+
+def share(items: Tensor, rank: int, world: int) -> Tensor:
+    """The contiguous part of `items` that rank `rank` of `world` has; the parts differ in length by at most one.
+
+    Concatenated over the ranks they are `items`, in order. A part is empty if there are fewer items than ranks.
+    """
+    if not 0 <= rank < world:
+        raise ValueError(f"rank must be in [0, {world}); got {rank}")
+    n = len(items)
+    return items[rank * n // world : (rank + 1) * n // world]

@@ -1,0 +1,269 @@
+"""The contract: one list of layers, and the laws that every one of them obeys. A new layer costs one line here."""
+
+import copy
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import lipflow
+from lipflow import blocks
+from lipflow.flows import ConvexPotential, ConvWeight, DenseWeight, Potential, Skew, Sum, Weight
+
+REACH = 20.0  # the domain over which a tolerance is declared; every input below stays inside
+ROUNDING = 1e-11  # float64 Jacobians and norms of a few hundred entries
+
+
+class Layer(NamedTuple):
+    """How to make a layer, and the shape of one input."""
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    solved: bool = True  # an implicit layer cut short has the derivatives of the exact map, not its own
+
+
+def _quadratic() -> nn.Module:
+    """∇f of f(x) = ½xᵀHx with ‖H‖ = 2, to float32."""
+    linear = nn.Linear(5, 5, bias=False)
+    rows = torch.linalg.qr(torch.randn(5, 5)).Q
+    linear.weight = nn.Parameter(rows.T @ torch.diag(torch.linspace(0, 2, 5)) @ rows, requires_grad=False)
+    return linear
+
+
+def _potential(sigma: str = "relu") -> ConvexPotential:
+    return ConvexPotential(DenseWeight(6, 9), sigma)
+
+
+def _images(**options) -> ConvexPotential:
+    return ConvexPotential(ConvWeight(3, 4, **options))
+
+
+LAYERS: dict[str, Layer] = {
+    "cpl dense": Layer(lambda: lipflow.cpl_dense(6, 9), (6,)),
+    "cpl dense, tanh": Layer(lambda: lipflow.cpl_dense(6, 4, sigma="tanh"), (6,)),
+    "cpl dense, softplus": Layer(lambda: lipflow.cpl_dense(6, 4, sigma="softplus"), (6,)),
+    "cpl dense, sigmoid": Layer(lambda: lipflow.cpl_dense(6, 4, sigma="sigmoid"), (6,)),
+    "cpl dense, relaxed": Layer(lambda: lipflow.cpl_dense(6, 9, h=1.5), (6,)),
+    "cpl conv": Layer(lambda: lipflow.cpl_conv(3, 4), (3, 5, 7)),
+    "cpl conv, circular": Layer(lambda: lipflow.cpl_conv(3, 4, padding_mode="circular"), (3, 4, 5)),
+    "cpl conv, even kernel": Layer(lambda: lipflow.cpl_conv(2, 3, (2, 4)), (2, 5, 6)),
+    "cpl conv, strided": Layer(lambda: lipflow.cpl_conv(2, 5, stride=2, padding=1), (2, 6, 5)),
+    "cpl conv, dilated, grouped": Layer(lambda: lipflow.cpl_conv(4, 6, dilation=2, groups=2), (4, 5, 5)),
+    "proximal dense": Layer(lambda: lipflow.proximal(6, 9, h=3.0), (6,)),
+    "proximal conv": Layer(lambda: lipflow.proximal(2, 3, 3), (2, 4, 5)),
+    "proximal, 5 iterations": Layer(lambda: lipflow.proximal(6, 9, h=3.0, iterations=5), (6,), solved=False),
+    "midpoint, convex": Layer(lambda: lipflow.Flow(_potential("tanh"), lipflow.Midpoint(2.0)), (6,)),
+    "midpoint, convex conv": Layer(lambda: lipflow.Flow(_images(), lipflow.Midpoint()), (3, 4, 4)),
+    "cayley dense": Layer(lambda: lipflow.cayley(6, h=2.0), (6,)),
+    "cayley conv": Layer(lambda: lipflow.cayley(3, 3), (3, 5, 4)),
+    "implicit, skew": Layer(lambda: lipflow.Flow(Skew(DenseWeight(5, 5)), lipflow.ImplicitEuler(2.0)), (5,)),
+    "implicit, skew conv": Layer(
+        lambda: lipflow.Flow(Skew(ConvWeight(2, 2, padding_mode="circular")), lipflow.ImplicitEuler(2.0)), (2, 5, 4)
+    ),
+    "soc dense": Layer(lambda: lipflow.soc(6, terms=6, h=3.0), (6,)),
+    "soc conv": Layer(lambda: lipflow.soc(4, 3), (4, 5, 4)),
+    "soc conv, grouped": Layer(
+        lambda: lipflow.Flow(Skew(ConvWeight(4, 4, groups=2)), lipflow.Exponential(2.0, terms=8)), (4, 4, 5)
+    ),
+    "explicit, skew": Layer(
+        lambda: lipflow.Flow(Skew(DenseWeight(5, 5)), lipflow.ExplicitEuler(1.0, expand=True)), (5,)
+    ),
+    "split": Layer(
+        lambda: lipflow.Flow(
+            Sum(_potential(), Skew(DenseWeight(6, 6))), lipflow.Split(lipflow.ExplicitEuler(), lipflow.Midpoint())
+        ),
+        (6,),
+    ),
+    "split, implicit": Layer(
+        lambda: lipflow.Flow(
+            Sum(_images(), Skew(ConvWeight(3, 3))), lipflow.Split(lipflow.ImplicitEuler(), lipflow.Exponential())
+        ),
+        (3, 4, 5),
+    ),
+    "any potential": Layer(
+        lambda: lipflow.Flow(Potential(_quadratic(), 2.001, at_origin=0.0), lipflow.ExplicitEuler()), (5,)
+    ),
+    "any potential, implicit": Layer(
+        lambda: lipflow.Flow(Potential(_quadratic(), 2.001, at_origin=0.0), lipflow.ImplicitEuler()), (5,)
+    ),
+    "maxmin": Layer(blocks.MaxMin, (4, 3, 3)),
+    "groupsort": Layer(lambda: blocks.GroupSort(3), (6, 2, 3)),
+    "groupsort, dense": Layer(lambda: blocks.GroupSort(2), (6,)),
+    "householder": Layer(lambda: blocks.Householder(4), (4, 3, 3)),
+    "householder, dense": Layer(lambda: blocks.Householder(6), (6,)),
+    "abs": Layer(blocks.Abs, (3, 2, 2)),
+    "pad channels": Layer(lambda: blocks.PadChannels(5), (3, 3, 4)),
+    "average pooling": Layer(lambda: blocks.AvgPool(2), (2, 5, 4)),
+    "max pooling": Layer(lambda: blocks.MaxPool(2), (2, 5, 4)),
+    "space to depth": Layer(lambda: blocks.SpaceToDepth(2), (2, 4, 6)),
+    "flatten": Layer(blocks.Flatten, (2, 3, 4)),
+    "center": Layer(lambda: blocks.Center([0.1, 0.2, 0.3]), (3, 3, 4)),
+    "center and scale": Layer(lambda: blocks.Center([0.1, 0.2], [0.5, 0.25]), (2, 3, 4)),
+    "truncate": Layer(lambda: blocks.Truncate(4), (7,)),
+    "last-layer normalization": Layer(lambda: blocks.LastLayerNormalization(7, 4), (7,)),
+    "torch linear": Layer(lambda: nn.Linear(6, 4), (6,)),
+    "torch conv": Layer(lambda: nn.Conv2d(2, 3, 3, stride=2, padding=1), (2, 5, 6)),
+    "torch max pooling, overlapping": Layer(lambda: nn.MaxPool2d(3, stride=1), (2, 5, 5)),
+    "torch average pooling, overlapping": Layer(lambda: nn.AvgPool2d(3, stride=2, padding=1), (2, 5, 6)),
+    "a chain": Layer(
+        lambda: nn.Sequential(
+            blocks.Center(0.5), lipflow.cpl_conv(2, 3), blocks.AvgPool(2), nn.Flatten(), nn.Linear(8, 3)
+        ),
+        (2, 4, 4),
+    ),
+    "cpl network": Layer(
+        lambda: lipflow.build(
+            "cpl-digits", classes=3, in_shape=(1, 4, 4), channels=2, depth=2, inner=3, features=4, lln=True
+        ),
+        (1, 4, 4),
+    ),
+}
+
+
+def make(name: str, seed: int = 0, trained: bool = False) -> nn.Module:
+    """A layer in float64 and evaluation mode, fresh or after some steps of an optimiser."""
+    torch.manual_seed(seed)
+    layer = LAYERS[name].make().double()
+    if trained:
+        train(layer, inputs(name, 8, seed))
+    return layer.eval()
+
+
+def train(layer: nn.Module, x: Tensor, steps: int = 5) -> None:
+    """Move every parameter, by a lot."""
+    parameters = [p for p in layer.parameters() if p.requires_grad]
+    if not parameters:
+        return
+    layer.train()
+    optimiser = torch.optim.Adam(parameters, lr=0.1)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        layer(x).sub(1).square().mean().backward()
+        optimiser.step()
+
+
+def inputs(name: str, count: int, seed: int = 0) -> Tensor:
+    """Inputs of norm at most REACH."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, *LAYERS[name].shape, generator=generator, dtype=torch.float64)
+    norms = x.flatten(1).norm(dim=1)
+    return x * (REACH / norms.clamp_min(REACH)).reshape(-1, *[1] * (x.ndim - 1))
+
+
+def declared(layer: nn.Module, name: str) -> lipflow.Bound:
+    return lipflow.lipschitz_bound(layer, in_shape=LAYERS[name].shape, reach=REACH)
+
+
+# The laws
+
+
+def jacobian_within_bound(name: str, trained: bool) -> None:
+    """The norm of the Jacobian at every point is at most L."""
+    layer = make(name, trained=trained)
+    bound = declared(layer, name)
+    for x in inputs(name, 6, seed=1):
+        jacobian = torch.autograd.functional.jacobian(lambda v: layer(v[None])[0].flatten(), x)
+        assert isinstance(jacobian, Tensor)
+        norm = float(torch.linalg.matrix_norm(jacobian.flatten(1), 2))
+        assert norm <= bound.lipschitz * (1 + ROUNDING), f"{name}: ‖J‖ = {norm} above {bound}"
+
+
+def pairs_never_stretched(name: str, trained: bool) -> None:
+    """‖f(x) - f(y)‖ ≤ L‖x - y‖ + 2ε for random pairs, and for pairs that gradient ascent made as bad as it could."""
+    layer = make(name, trained=trained)
+    bound = declared(layer, name)
+    assert math.isfinite(bound.tolerance)
+    x, y = inputs(name, 8, seed=2), inputs(name, 8, seed=3)
+    for _ in range(12):
+        x, y = x.detach().requires_grad_(), y.detach().requires_grad_()
+        apart, images = (x - y).flatten(1).norm(dim=1), (layer(x) - layer(y)).flatten(1).norm(dim=1)
+        allowed = bound.lipschitz * apart * (1 + ROUNDING) + 2 * bound.tolerance
+        assert bool((images <= allowed).all()), f"{name}: stretched by {float((images / apart).max())}, above {bound}"
+        gx, gy = torch.autograd.grad((images / apart).sum(), (x, y))
+        with torch.no_grad():
+            x, y = _inside(x + 0.5 * _unit(gx)), _inside(y + 0.5 * _unit(gy))
+
+
+def gradients_are_right(name: str) -> None:
+    """Derivatives in the input and in every parameter, against finite differences."""
+    if not LAYERS[name].solved:
+        return
+    layer = make(name)
+    x = inputs(name, 2, seed=4)
+    assert torch.autograd.gradcheck(layer, (x.requires_grad_(),))
+    names = [n for n, p in layer.named_parameters() if p.requires_grad]
+    if names:
+        values = tuple(p.detach().clone().requires_grad_() for p in layer.parameters() if p.requires_grad)
+
+        def of_parameters(*parameters: Tensor) -> Tensor:
+            return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x.detach(),))
+
+        assert torch.autograd.gradcheck(of_parameters, values)
+
+
+def adjoints_are_exact(name: str) -> None:
+    """⟨Wx, y⟩ = ⟨x, Wᵀy⟩ for every operator inside."""
+    layer = make(name)
+    layer(inputs(name, 1))
+    for weight in (m for m in layer.modules() if isinstance(m, Weight)):
+        op = weight.operator(None)
+        x, y = torch.randn(2, *op.in_shape, dtype=torch.float64), torch.randn(2, *op.out_shape, dtype=torch.float64)
+        left, right = (op(x) * y).sum().detach(), (x * op.adjoint(y)).sum().detach()
+        scale = x.norm() * y.norm() * op.weight.detach().abs().sum()
+        assert abs(float(left - right)) <= 1e-12 * float(scale)
+
+
+def state_dict_round_trip(name: str) -> None:
+    """A trained layer's state, loaded into a fresh one that has seen no data, gives the same outputs bit for bit."""
+    trained, fresh = make(name, trained=True), make(name, seed=5)
+    fresh.load_state_dict(trained.state_dict())
+    x = inputs(name, 3, seed=6)
+    assert torch.equal(trained(x), fresh(x))
+
+
+def copies_are_independent(name: str) -> None:
+    """A deep copy computes the same, and training it leaves the original alone."""
+    layer = make(name)
+    x = inputs(name, 3, seed=7)
+    before, twin = layer(x), copy.deepcopy(layer)
+    assert torch.equal(twin(x), before)
+    train(twin, x)
+    assert torch.equal(layer.eval()(x), before)
+
+
+def dtypes_and_layouts(name: str) -> None:
+    """float32 agrees with float64 to its precision; channels-last and single inputs change nothing but rounding."""
+    layer = make(name)
+    x = inputs(name, 3, seed=8)
+    y = layer(x)
+    if x.ndim == 4:
+        torch.testing.assert_close(layer(x.contiguous(memory_format=torch.channels_last)), y, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(layer(x[:1]), y[:1], rtol=1e-9, atol=1e-9)
+    assert layer(x[:0]).shape == (0, *y.shape[1:])
+    single = copy.deepcopy(layer).float()
+    assert single(x.float()).dtype == torch.float32
+    torch.testing.assert_close(single(x.float()).double(), y, rtol=1e-3, atol=1e-3)
+
+
+def training_is_finite(name: str) -> None:
+    """Training from float32 leaves every number finite, and evaluation changes no buffer."""
+    torch.manual_seed(0)
+    layer = LAYERS[name].make()
+    x = inputs(name, 8).float()
+    train(layer, x, steps=3)
+    layer.eval()
+    before = copy.deepcopy(layer.state_dict())
+    assert bool(torch.isfinite(layer(x)).all())
+    assert all(torch.equal(before[k], v) for k, v in layer.state_dict().items())
+
+
+def _unit(x: Tensor) -> Tensor:
+    norms = x.flatten(1).norm(dim=1).reshape(-1, *[1] * (x.ndim - 1))
+    return x / norms.clamp_min(1e-300)
+
+
+def _inside(x: Tensor) -> Tensor:
+    norms = x.flatten(1).norm(dim=1).reshape(-1, *[1] * (x.ndim - 1))
+    return x * (REACH / norms.clamp_min(REACH))

@@ -1,0 +1,112 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lipflow.data import augment, permutation
+from lipflow.data.counter import below, bits, key
+
+SHAPES = [(3, 32, 32), (1, 8, 8), (2, 5, 11), (4, 9, 6)]
+
+
+def noise(n: int, *shape: int) -> torch.Tensor:
+    return torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def draws(n: int, seed: int, epoch: int, pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The top and left offsets and the flips, as the augmentation promises to draw them."""
+    top, left = (below(bits(key(purpose, seed, epoch), torch.arange(n)), 2 * pad + 1) for purpose in (1, 2))
+    return top, left, below(bits(key(3, seed, epoch), torch.arange(n)), 2)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("mode", "numpy_mode"), [("reflect", "reflect"), ("zeros", "constant")])
+@pytest.mark.parametrize("pad", [0, 1, 4])
+@pytest.mark.parametrize("flip", [True, False])
+def test_a_crop_is_the_padded_image_cut_and_mirrored_one_image_at_a_time(shape, mode, numpy_mode, pad, flip):
+    n, (_, height, width) = 40, shape
+    images = noise(n, *shape)
+    crops = augment(images, torch.arange(n), seed=3, epoch=2, pad=pad, mode=mode, flip=flip)
+    for i, (top, left, mirrored) in enumerate(zip(*draws(n, 3, 2, pad), strict=True)):
+        padded = np.pad(images[i].numpy(), ((0, 0), (pad, pad), (pad, pad)), mode=numpy_mode)
+        expected = padded[:, top : top + height, left : left + width]
+        expected = expected[:, :, ::-1] if flip and mirrored else expected
+        assert np.array_equal(crops[i].numpy(), expected)
+
+
+def test_no_pad_and_no_flip_is_the_identity():
+    images = noise(10, 3, 7, 5)
+    assert torch.equal(augment(images, torch.arange(10), 0, 0, pad=0, flip=False), images)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "zeros"])
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(-(2**70), 2**70), epoch=st.integers(0, 10**6), cut=st.integers(0, 60), shuffle=st.integers(0, 99)
+)
+def test_an_image_is_augmented_alike_in_every_batch_order_and_rank(mode, seed, epoch, cut, shuffle):
+    images, indices = noise(60, 2, 6, 7), torch.arange(60)
+    whole = augment(images, indices, seed, epoch, pad=3, mode=mode)
+    order = permutation(60, shuffle, 0)
+    for part in (order[:cut], order[cut:], indices[cut:], indices[:cut]):
+        assert torch.equal(augment(images[part], part, seed, epoch, pad=3, mode=mode), whole[part])
+
+
+def test_floats_channels_last_and_bytes_agree():
+    images = noise(16, 3, 8, 8)
+    indices = torch.arange(16)
+    expected = augment(images, indices, 1, 1)
+    assert torch.equal(augment(images.double(), indices, 1, 1), expected.double())
+    assert torch.equal(augment(images.contiguous(memory_format=torch.channels_last), indices, 1, 1), expected)
+
+
+def test_the_input_is_left_alone_and_an_empty_batch_stays_empty():
+    images = noise(16, 3, 8, 8)
+    before = images.clone()
+    augment(images, torch.arange(16), 1, 1, mode="zeros")
+    assert torch.equal(images, before)
+    assert augment(images[:0], torch.arange(0), 1, 1).shape == (0, 3, 8, 8)
+
+
+def test_seed_epoch_and_index_each_change_the_draw():
+    image = noise(1, 3, 32, 32).expand(64, -1, -1, -1)
+    indices = torch.arange(64)
+    base = augment(image, indices, 0, 0)
+    for other in (augment(image, indices, 1, 0), augment(image, indices, 0, 1), augment(image, indices + 64, 0, 0)):
+        same = (other == base).flatten(1).all(1).float().mean()
+        assert same < 0.1  # one in 162 by chance
+
+
+def test_the_draws_are_the_same_in_every_release():
+    """A change here would change every run that is resumed or repeated."""
+    images = torch.arange(64, dtype=torch.uint8).view(1, 1, 8, 8).repeat(3, 1, 1, 1)
+    assert augment(images, torch.arange(3), 0, 0, pad=2)[:, 0, 0, 0].tolist() == [17, 23, 0]
+
+
+@pytest.mark.parametrize("pad", [1, 4])
+def test_offsets_and_flips_are_uniform_and_independent(pad):
+    """χ² over the (2·pad+1)²·2 joint outcomes of 81000 images, and between an image's outcomes in two epochs."""
+    n, side = 81000, 2 * pad + 1
+    first, second = (torch.stack(draws(n, 0, epoch, pad)) for epoch in (0, 1))
+    joint = (first[0] * side + first[1]) * 2 + first[2]
+    for outcome, cells in ((joint, side * side * 2), (first[0] * side + second[0], side * side)):
+        counts = torch.bincount(outcome, minlength=cells).double()
+        chi2 = float(((counts - n / cells) ** 2 / (n / cells)).sum())
+        freedom = cells - 1
+        assert abs(chi2 - freedom) < 4 * (2 * freedom) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("images", "indices", "arguments", "message"),
+    [
+        (noise(4, 3, 8, 8)[0], torch.arange(4), {}, "batch, channels, height, width"),
+        (noise(4, 3, 8, 8), torch.arange(3), {}, r"shape \(4,\); got \(3,\)"),
+        (noise(4, 3, 8, 8), torch.arange(4), {"mode": "wrap"}, "'reflect', 'zeros'; got 'wrap'"),
+        (noise(4, 3, 8, 8), torch.arange(4), {"pad": 8}, "cannot reflect-pad 8×8 images by 8"),
+        (noise(4, 3, 8, 8), torch.arange(4), {"pad": -1, "mode": "zeros"}, "by -1"),
+    ],
+)
+def test_refusals(images, indices, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        augment(images, indices, 0, 0, **arguments)

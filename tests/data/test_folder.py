@@ -1,0 +1,225 @@
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from lipflow.data import DataError, folder, load
+
+Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+
+
+def write(path, width=8, height=8, seed=0, mode="RGB", **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shape = (height, width, 3) if mode == "RGB" else (height, width)
+    pixels = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+    Image.fromarray(pixels).save(path, **options)
+    return pixels
+
+
+def write_classes(root, counts, side=8, start=0):
+    """counts images a class; distinct, as each has its own seed."""
+    for name, count in counts.items():
+        for i in range(count):
+            start += 1
+            write(root / name / f"{i:03}.png", side, side, seed=start)
+
+
+def test_pixels_labels_and_order(tmp_path):
+    expected = {}
+    for seed, (part, name, file) in enumerate(
+        [
+            ("train", "cat", "b.png"),
+            ("train", "cat", "a.png"),
+            ("train", "ant", "z.PNG"),
+            ("val", "cat", "1.bmp"),
+            ("val", "ant", "1.bmp"),
+            ("test", "cat", "1.ppm"),
+            ("test", "ant", "deeper/1.png"),
+        ]
+    ):
+        expected[part, name, file] = write(tmp_path / part / name / file, 5, 7, seed)
+    data = load("folder", tmp_path)
+    assert data.class_names == ("ant", "cat")
+    assert data.shape == (3, 7, 5)
+    assert data.train.labels.tolist() == [0, 1, 1]
+    keys = [("train", "ant", "z.PNG"), ("train", "cat", "a.png"), ("train", "cat", "b.png")]
+    for image, key in zip(data.train.images, keys, strict=True):
+        assert np.array_equal(image.permute(1, 2, 0).numpy(), expected[key])
+    assert np.array_equal(data.validation.images[1].permute(1, 2, 0).numpy(), expected["val", "cat", "1.bmp"])
+    assert np.array_equal(data.test.images[0].permute(1, 2, 0).numpy(), expected["test", "ant", "deeper/1.png"])
+
+
+def test_validation_is_another_name_for_val(tmp_path):
+    for part in ("train", "validation", "test"):
+        write_classes(tmp_path / part, {"a": 2, "b": 1})
+    assert len(load("folder", tmp_path).validation) == 3
+
+
+@pytest.mark.parametrize("held_out", ["val", "test"])
+def test_the_only_held_out_part_is_for_testing(tmp_path, held_out):
+    write_classes(tmp_path / "train", {"a": 20, "b": 20})
+    write_classes(tmp_path / held_out, {"a": 3, "b": 2}, start=1000)
+    data = load("folder", tmp_path)
+    assert [len(split) for split in (data.train, data.validation, data.test)] == [36, 4, 5]
+    data = load("folder", tmp_path, validation=10)
+    assert [len(split) for split in (data.train, data.validation, data.test)] == [30, 10, 5]
+
+
+def test_class_folders_alone_are_split_80_10_10(tmp_path):
+    write_classes(tmp_path, {"a": 30, "b": 20})
+    data = load("folder", tmp_path)
+    assert [len(split) for split in (data.train, data.validation, data.test)] == [40, 5, 5]
+    assert data.test.labels.tolist() == [0, 0, 0, 1, 1]
+    images = torch.cat([data.train.images, data.validation.images, data.test.images])
+    assert len(images.flatten(1).unique(dim=0)) == 50
+    more = load("folder", tmp_path, validation=20)
+    assert torch.equal(more.test.images, data.test.images)
+    assert len(more.validation) == 20
+
+
+def test_hidden_and_other_files_are_skipped(tmp_path):
+    write_classes(tmp_path, {"a": 10, "b": 10})
+    write(tmp_path / "a" / "._000.png")
+    write(tmp_path / "a" / ".thumbnails" / "000.png")
+    write(tmp_path / ".cache" / "000.png")
+    (tmp_path / "a" / "notes.txt").write_text("not an image")
+    (tmp_path / "README").write_text("not a class")
+    data = load("folder", tmp_path)
+    assert data.class_names == ("a", "b")
+    assert sum(map(len, (data.train, data.validation, data.test))) == 20
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "LA", "1", "CMYK"])
+def test_other_modes_become_rgb(tmp_path, mode):
+    write_classes(tmp_path, {"a": 5, "b": 5})
+    suffix = "tif" if mode == "CMYK" else "png"
+    (tmp_path / "a" / "000.png").unlink()
+    Image.fromarray(np.full((8, 8, 3), 255, np.uint8)).convert(mode).save(tmp_path / "a" / f"000.{suffix}")
+    assert load("folder", tmp_path).shape == (3, 8, 8)
+    assert folder._pixels(tmp_path / "a" / f"000.{suffix}", None).min() == 255
+
+
+def test_a_grey_image_has_three_equal_channels(tmp_path):
+    grey = write(tmp_path / "x.png", mode="L")
+    pixels = folder._pixels(tmp_path / "x.png", None)
+    assert all(np.array_equal(channel, grey) for channel in pixels)
+
+
+@pytest.mark.parametrize(("width", "height"), [(40, 20), (20, 40), (21, 60), (20, 20), (7, 9), (1, 50)])
+@pytest.mark.parametrize("size", [1, 8, 20])
+def test_resizing_keeps_the_proportions_and_the_middle(tmp_path, width, height, size):
+    """A ramp along the longer side is resampled exactly, but for rounding and where the kernel meets the edge."""
+    shorter, longer = sorted((width, height))
+    ramp = np.rint(np.linspace(0, 250, longer)).astype(np.uint8)
+    pixels = np.broadcast_to(ramp if width >= height else ramp[:, None], (height, width))
+    Image.fromarray(np.ascontiguousarray(pixels)).save(tmp_path / "x.png")
+    out = folder._pixels(tmp_path / "x.png", size)
+    assert out.shape == (3, size, size)
+    position = (longer - shorter) / 2 + (np.arange(size) + 0.5) * shorter / size
+    reach = 2 * max(1, shorter / size)
+    exact = (position >= reach) & (position <= longer - reach)
+    expected = 250 * (position - 0.5) / (longer - 1)
+    line = out[0] if width >= height else out[0].T
+    assert (np.abs(line - expected)[:, exact] <= 1.1).all()
+    assert abs(float(out.mean()) - 125) <= 1.1
+
+
+def test_shrinking_averages(tmp_path):
+    """A checkerboard of single pixels becomes grey, where picking pixels would keep black and white."""
+    board = (np.indices((64, 64)).sum(0) % 2 * 255).astype(np.uint8)
+    Image.fromarray(board).save(tmp_path / "x.png")
+    small = folder._pixels(tmp_path / "x.png", 8)
+    assert (np.abs(small.astype(int) - 127) <= 6).all()
+
+
+def test_a_photograph_is_turned_upright(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was held turned by a quarter
+    sideways = write(tmp_path / "x.png", 5, 8, exif=exif)
+    upright = folder._pixels(tmp_path / "x.png", None)
+    assert np.array_equal(upright.transpose(1, 2, 0), np.rot90(sideways, -1))
+
+
+def test_images_of_several_sizes_need_an_image_size(tmp_path):
+    write_classes(tmp_path, {"a": 5, "b": 5})
+    write(tmp_path / "b" / "wide.png", 12, 8)
+    with pytest.raises(DataError, match=r"wide\.png is 8×12 and .*000\.png 8×8; give --image-size"):
+        load("folder", tmp_path)
+    assert load("folder", tmp_path, image_size=6).shape == (3, 6, 6)
+
+
+@pytest.mark.parametrize("damage", ["text", "empty", "cut"])
+def test_a_broken_image_is_named(tmp_path, damage):
+    write_classes(tmp_path, {"a": 5, "b": 5}, side=32)
+    broken = tmp_path / "b" / "003.png"
+    content = broken.read_bytes()
+    broken.write_bytes({"text": b"hello", "empty": b"", "cut": content[: len(content) // 2]}[damage])
+    with pytest.raises(DataError, match=r"b/003\.png cannot be read as an image .*repair or remove it"):
+        load("folder", tmp_path)
+
+
+def test_sixteen_bit_pixels_are_refused(tmp_path):
+    write_classes(tmp_path, {"a": 5, "b": 5})
+    Image.fromarray(np.full((8, 8), 40000, np.uint16)).save(tmp_path / "a" / "deep.png")
+    with pytest.raises(DataError, match=r"deep\.png has pixels of mode I.*convert it to 8 bits"):
+        load("folder", tmp_path)
+
+
+def test_more_than_the_memory_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    write_classes(tmp_path, {"a": 5, "b": 5})
+    monkeypatch.setattr(folder, "_installed_memory", lambda: 10 * 3 * 8 * 8 - 1)
+    with pytest.raises(DataError, match=r"10 images of 8×8 take .* GB.*smaller --image-size"):
+        load("folder", tmp_path)
+
+
+def refused(tmp_path, message, **arguments):
+    with pytest.raises(DataError, match=message):
+        load("folder", tmp_path, **arguments)
+
+
+def test_a_class_without_images(tmp_path):
+    write_classes(tmp_path, {"a": 10, "b": 10})
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / ".hidden.png").touch()
+    refused(tmp_path, r"empty has no images \(\.png, \.jpg")
+
+
+def test_layouts_that_are_refused(tmp_path):
+    refused(tmp_path, "one folder of images a class, of two classes or more; it has 0 folders")
+    write_classes(tmp_path, {"a": 4})
+    refused(tmp_path, "it has 1 folder")
+    write_classes(tmp_path, {"b": 4})
+    refused(tmp_path, "8 images; splitting them 80/10/10 takes at least 10")
+    write_classes(tmp_path / "val", {"a": 1, "b": 1})
+    refused(tmp_path, "has val/; it needs train/")
+    write_classes(tmp_path / "train", {"a": 1, "b": 1})
+    write_classes(tmp_path / "validation", {"a": 1, "b": 1})
+    refused(tmp_path, "has train/ and val/ and validation/; it needs")
+
+
+def test_training_images_alone_are_refused(tmp_path):
+    write_classes(tmp_path / "train", {"a": 10, "b": 10})
+    refused(tmp_path, "has train/; it needs train/ and val/")
+
+
+@pytest.mark.parametrize("classes", [{"a": 1, "b": 1, "c": 1}, {"a": 1, "c": 1}])
+def test_splits_with_other_classes_are_refused(tmp_path, classes):
+    write_classes(tmp_path / "train", {"a": 1, "b": 1})
+    write_classes(tmp_path / "test", classes)
+    refused(tmp_path, "test and the training split differ in the class '[bc]'")
+
+
+def test_arguments_that_would_do_nothing_are_refused(tmp_path):
+    with pytest.raises(DataError, match="needs --data-dir ROOT"):
+        load("folder")
+    for part in ("train", "val", "test"):
+        write_classes(tmp_path / part, {"a": 1, "b": 1})
+    refused(tmp_path, r"val is the validation split already; drop validation=1", validation=1)
+    refused(tmp_path, "positive number of pixels; got 0", image_size=0)
+
+
+def test_without_pillow_the_error_says_what_to_install(tmp_path, monkeypatch):
+    write_classes(tmp_path, {"a": 5, "b": 5})
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    refused(tmp_path, r"needs Pillow: pip install 'lipflow\[images\]'")

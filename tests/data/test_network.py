@@ -1,0 +1,112 @@
+"""Downloads, from a server on this machine."""
+
+import hashlib
+import threading
+from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from lipflow.data import DataError, cifar, fetch, load
+from lipflow.data.network import cache_dir, download
+
+CONTENT = b"some bytes" * 100_000
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format, *args):
+        pass
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    folder = tmp_path / "served"
+    folder.mkdir()
+    (folder / "data.bin").write_bytes(CONTENT)
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    threading.Thread(target=httpd.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{httpd.server_port}"
+    httpd.shutdown()
+    httpd.server_close()
+
+
+def test_a_file_is_fetched_once(server, tmp_path):
+    path = download("it", f"{server}/data.bin", SHA256, tmp_path / "new" / "cache")
+    assert path == tmp_path / "new" / "cache" / "data.bin"
+    assert path.read_bytes() == CONTENT
+    (tmp_path / "served" / "data.bin").unlink()
+    assert download("it", f"{server}/data.bin", SHA256, path.parent) == path
+
+
+def test_a_damaged_file_in_the_cache_is_fetched_anew(server, tmp_path):
+    (tmp_path / "data.bin").write_bytes(CONTENT[:-1])
+    assert download("it", f"{server}/data.bin", SHA256, tmp_path).read_bytes() == CONTENT
+
+
+def assert_one_line(error: DataError, *parts: str) -> None:
+    assert "\n" not in str(error)
+    assert error.__suppress_context__
+    for part in parts:
+        assert part in str(error)
+
+
+def test_a_wrong_hash_leaves_nothing_behind(server, tmp_path):
+    with pytest.raises(DataError) as caught:
+        download("it", f"{server}/data.bin", "0" * 64, tmp_path / "cache")
+    assert_one_line(caught.value, "could not download it", "hash", "--data-dir")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_file_that_is_not_there(server, tmp_path):
+    with pytest.raises(DataError) as caught:
+        download("it", f"{server}/other.bin", SHA256, tmp_path / "cache")
+    assert_one_line(caught.value, "404", "get other.bin on another machine")
+
+
+def test_no_network_is_one_line(tmp_path, monkeypatch):
+    """Nothing listens on port 9 of this machine; the cache is asked for, so that load tries to download."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("LIPFLOW_DATA", str(tmp_path))
+    offline = replace(cifar.CIFAR10, url="http://127.0.0.1:9/cifar-10-binary.tar.gz")
+    with pytest.raises(DataError) as caught:
+        cifar.load(offline, cifar.Request())
+    assert_one_line(caught.value, "CIFAR-10", "(no connection);", "get cifar-10-binary.tar.gz on another machine")
+
+
+def test_an_explicit_data_dir_never_reaches_for_the_network(tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar, "download", lambda *arguments: pytest.fail("downloads"))
+    with pytest.raises(DataError, match="no CIFAR-10 in"):
+        load("cifar10", tmp_path)
+
+
+def test_fetch_downloads_into_the_folder_asked_for(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(cifar, "download", lambda *arguments: asked.append(arguments) or Path("here"))
+    assert fetch("cifar100", tmp_path) == Path("here")
+    assert asked == [("CIFAR-100", cifar.CIFAR100.url, cifar.CIFAR100.archive_sha256, tmp_path)]
+
+
+@pytest.mark.parametrize("name", ["digits", "folder", "nothing"])
+def test_there_is_nothing_to_fetch(name):
+    with pytest.raises(DataError, match=f"nothing to download for '{name}'; only for cifar10, cifar100"):
+        fetch(name)
+
+
+def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("LIPFLOW_DATA", str(tmp_path))
+    assert cache_dir() == tmp_path
+    monkeypatch.delenv("LIPFLOW_DATA")
+    assert cache_dir().name == "lipflow"
+
+
+def test_a_terminal_sees_a_bar_that_ends_full(server, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    download("it", f"{server}/data.bin", SHA256, tmp_path)
+    shown = capsys.readouterr().out
+    assert "data.bin" in shown
+    assert "1.0/1.0 MB" in shown

@@ -1,0 +1,76 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lipflow.data import batches, permutation, share, steps_per_epoch
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 64), st.integers(), st.integers(0, 1000))
+def test_an_epoch_visits_every_image_once(n, batch_size, seed, epoch):
+    parts = list(batches(n, batch_size, seed, epoch))
+    assert len(parts) == steps_per_epoch(n, batch_size)
+    assert {len(part) for part in parts[:-1]} <= {batch_size}
+    assert torch.equal(torch.cat(parts), permutation(n, seed, epoch))
+    assert torch.equal(torch.cat(parts).sort().values, torch.arange(n))
+
+
+def test_drop_last_drops_only_a_short_last_batch():
+    assert [len(part) for part in batches(10, 4, 0, 0)] == [4, 4, 2]
+    assert [len(part) for part in batches(10, 4, 0, 0, drop_last=True)] == [4, 4]
+    assert steps_per_epoch(8, 4) == steps_per_epoch(8, 4, drop_last=True) == 2
+
+
+@pytest.mark.parametrize("start", [0, 1, 3])
+def test_a_resumed_epoch_goes_on_where_it_stopped(start):
+    whole, rest = list(batches(10, 4, 5, 6)), list(batches(10, 4, 5, 6, start=start))
+    assert len(rest) == len(whole) - start
+    assert all(torch.equal(a, b) for a, b in zip(rest, whole[start:], strict=True))
+
+
+def test_permutations_of_other_seeds_and_epochs_are_unrelated():
+    base = permutation(10000, 0, 0)
+    for other in (permutation(10000, 1, 0), permutation(10000, 0, 1), torch.arange(10000)):
+        assert int((base == other).sum()) < 10  # fixed points of a random permutation are Poisson(1)
+
+
+def test_the_first_image_of_an_epoch_is_uniform():
+    n, epochs = 10, 5000
+    counts = torch.bincount(torch.stack([permutation(n, 0, epoch)[0] for epoch in range(epochs)]), minlength=n).double()
+    chi2 = float(((counts - epochs / n) ** 2 / (epochs / n)).sum())
+    assert abs(chi2 - 9) < 4 * 18**0.5
+
+
+@given(st.integers(0, 200), st.integers(1, 17))
+def test_the_ranks_parts_make_up_the_batch(n, world):
+    items = torch.arange(n)
+    parts = [share(items, rank, world) for rank in range(world)]
+    assert torch.equal(torch.cat(parts), items)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize("rank", [-1, 2])
+def test_a_rank_outside_the_world_is_refused(rank):
+    with pytest.raises(ValueError, match=r"rank must be in \[0, 2\)"):
+        share(torch.arange(4), rank, 2)
+
+
+@pytest.mark.parametrize(
+    ("n", "batch_size", "arguments", "message"),
+    [
+        (0, 4, {}, "no batch of 4 can be drawn from 0 images"),
+        (3, 0, {}, "no batch of 0"),
+        (3, 4, {"drop_last": True}, "from 3 images with drop_last=True"),
+        (8, 4, {"start": 3}, "2 batches cannot start at batch 3"),
+    ],
+)
+def test_impossible_batches_are_refused_at_once(n, batch_size, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        batches(n, batch_size, 0, 0, **arguments)
+
+
+def test_the_order_is_the_same_in_every_release():
+    """A change here would change every run that is resumed or repeated."""
+    assert permutation(10, 0, 0).tolist() == [3, 4, 9, 1, 0, 2, 8, 5, 7, 6]
+    assert permutation(10, 1, 2).tolist() == [8, 3, 5, 6, 7, 2, 4, 1, 9, 0]

@@ -1,0 +1,186 @@
+"""The field × step table: exact answers cell by cell, and the cells that are refused."""
+
+import math
+
+import pytest
+import torch
+
+import lipflow
+from lipflow import (
+    ConvexPotential,
+    ConvWeight,
+    DenseWeight,
+    ExplicitEuler,
+    Exponential,
+    Flow,
+    ImplicitEuler,
+    Midpoint,
+    Monotone,
+    Potential,
+    Skew,
+    Split,
+    Sum,
+)
+
+
+def _skew_matrix(flow: Flow) -> torch.Tensor:
+    """A, and the matrix of the layer, on inputs of the shape it has seen."""
+    op = flow.field.operator(None)
+    n = math.prod(op.in_shape)
+    identity = torch.eye(n, dtype=torch.float64).reshape(n, *op.in_shape)
+    return op(identity).reshape(n, n).T.detach()
+
+
+def _layer_matrix(flow: Flow, shape: tuple[int, ...]) -> torch.Tensor:
+    n = math.prod(shape)
+    identity = torch.eye(n, dtype=torch.float64).reshape(n, *shape)
+    return flow(identity).reshape(n, n).T.detach()
+
+
+SKEW = {
+    "dense": (lambda: DenseWeight(5, 5), (5,)),
+    "conv": (lambda: ConvWeight(2, 2, padding_mode="circular"), (2, 4, 5)),
+    "conv, dilated": (lambda: ConvWeight(2, 2, 3, padding_mode="circular", dilation=2), (2, 5, 6)),
+    "conv, grouped": (lambda: ConvWeight(4, 4, (1, 3), padding_mode="circular", groups=2), (4, 3, 5)),
+}
+
+
+@pytest.mark.parametrize("kind", SKEW)
+@pytest.mark.parametrize("h", [0.5, 2.0])
+def test_skew_steps_are_the_matrices_they_should_be(kind, h):
+    torch.manual_seed(0)
+    weight, shape = SKEW[kind]
+    field = Skew(weight().double())
+    field(torch.zeros(1, *shape, dtype=torch.float64))
+    a = _skew_matrix(Flow(field, Exponential()))
+    torch.testing.assert_close(a, -a.T)
+    eye = torch.eye(len(a), dtype=torch.float64)
+    expected = {
+        ExplicitEuler(h, expand=True): eye + h * a,
+        ImplicitEuler(h): torch.linalg.inv(eye - h * a),
+        Midpoint(h): torch.linalg.solve(eye - h / 2 * a, eye + h / 2 * a),
+        Exponential(h, terms=30): torch.linalg.matrix_exp(h * a),
+    }
+    for step, matrix in expected.items():
+        layer = Flow(field, step).eval()
+        torch.testing.assert_close(_layer_matrix(layer, shape), matrix, rtol=1e-10, atol=1e-10)
+        norm = float(torch.linalg.matrix_norm(matrix, 2))
+        declared = lipflow.lipschitz_bound(layer).lipschitz
+        assert norm <= declared * (1 + 1e-12)
+        if isinstance(step, ExplicitEuler) and kind == "dense":
+            assert declared == pytest.approx(norm, rel=1e-8)
+        if isinstance(step, Midpoint):
+            values = torch.linalg.svdvals(_layer_matrix(layer, shape))
+            assert float(values.min()) == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("terms", [1, 2, 3, 5])
+def test_a_cut_series_is_priced(terms):
+    """A rotation generator of angle θ: the series is (Σ (iθ)ʲ/j!), whose modulus the bound must cover."""
+    weight = DenseWeight(2, 2).double()
+    theta = 1.3
+    weight.weight.data = torch.tensor([[0.0, theta], [-theta, 0.0]], dtype=torch.float64)
+    layer = Flow(Skew(weight), Exponential(1.0, terms)).eval()
+    norm = float(torch.linalg.matrix_norm(_layer_matrix(layer, (2,)), 2))
+    exact = abs(sum((1j * theta) ** j / math.factorial(j) for j in range(terms)))
+    assert norm == pytest.approx(exact, rel=1e-12)
+    assert norm <= lipflow.lipschitz_bound(layer).lipschitz <= 1 + theta**terms / math.factorial(terms) + 1e-8
+
+
+def test_training_may_use_fewer_terms():
+    layer = lipflow.soc(6, terms=12, train_terms=2)
+    x = torch.randn(2, 6)
+    assert torch.equal(layer.train()(x), x + layer.field(x))
+    assert not torch.allclose(layer.eval()(x), x + layer.field(x))
+
+
+@pytest.mark.parametrize("h", [0.3, 1.0, 4.0])
+def test_convex_steps_on_a_quadratic(h):
+    """f(x) = ½xᵀHx: every step is a rational function of H."""
+    torch.manual_seed(0)
+    q = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64)).Q
+    hessian = q @ torch.diag(torch.tensor([0.0, 0.5, 1.0, 2.0], dtype=torch.float64)) @ q.T
+    gradient = torch.nn.Linear(4, 4, bias=False).double()
+    gradient.weight.data = hessian
+    field = Potential(gradient, smoothness=2.0, at_origin=0.0)
+    eye = torch.eye(4, dtype=torch.float64)
+    expected = {
+        ExplicitEuler(h): (eye - h * hessian, max(1.0, 2 * h - 1)),
+        ImplicitEuler(h): (torch.linalg.inv(eye + h * hessian), 1.0),
+        Midpoint(h): (torch.linalg.solve(eye + h / 2 * hessian, eye - h / 2 * hessian), 1.0),
+    }
+    for step, (matrix, constant) in expected.items():
+        layer = Flow(field, step)
+        bound = lipflow.lipschitz_bound(layer, reach=2.0)
+        assert bound.lipschitz == pytest.approx(constant)
+        error = float(torch.linalg.matrix_norm(_layer_matrix(layer, (4,)) - matrix, 2))
+        assert error <= 4 * bound.tolerance + 1e-12
+        assert float(torch.linalg.matrix_norm(matrix, 2)) <= bound.lipschitz + 1e-12
+
+
+@pytest.mark.parametrize("sigma", ["relu", "softplus", "tanh", "sigmoid", "hardtanh"])
+def test_slopes_are_as_declared(sigma):
+    function, low, high, sup = lipflow.flows.MONOTONE[sigma]
+    x = torch.linspace(-60, 60, 200_001, dtype=torch.float64)
+    slopes = function(x).diff() / x.diff()
+    assert float(slopes.min()) >= low - 1e-9
+    assert high - 1e-3 <= float(slopes.max()) <= high + 1e-9
+    assert float(function(x).abs().max()) <= sup
+
+
+def test_the_layer_is_the_papers_formula():
+    torch.manual_seed(0)
+    layer = lipflow.cpl_dense(6, 4).double().eval()
+    w, b = layer.field.weight.weight, layer.field.bias
+    x = torch.randn(3, 6, dtype=torch.float64)
+    norm = (w @ layer.field.weight.u).norm()
+    torch.testing.assert_close(layer(x), x - 2 / norm**2 * torch.relu(x @ w.T + b) @ w)
+
+
+def test_split_multiplies():
+    torch.manual_seed(0)
+    convex, skew = ConvexPotential(DenseWeight(5, 7)), Skew(DenseWeight(5, 5))
+    first, second = ExplicitEuler(3.0), ExplicitEuler(1.0, expand=True)
+    x = torch.randn(4, 5)
+    both = Flow(Sum(convex, skew), Split(first, second))
+    torch.testing.assert_close(both(x), Flow(skew, second)(Flow(convex, first)(x)))
+    product = lipflow.lipschitz_bound(Flow(convex, first)).then(lipflow.lipschitz_bound(Flow(skew, second)))
+    assert lipflow.lipschitz_bound(both) == product
+    torch.testing.assert_close(Sum(convex, skew)(x), convex(x) + skew(x))
+
+
+def _convex() -> ConvexPotential:
+    return ConvexPotential(DenseWeight(3, 3))
+
+
+def _skew(**options) -> Skew:
+    return Skew(ConvWeight(3, 3, **options)) if options else Skew(DenseWeight(3, 3))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: Flow(_convex(), Exponential()), TypeError, "no closed form; use ExplicitEuler"),
+        (lambda: Flow(_skew(), ExplicitEuler(1.0)), TypeError, "would stretch by √"),
+        (lambda: Flow(_skew(), ExplicitEuler(expand=True)), TypeError, "give h and expand=True"),
+        (lambda: Flow(Sum(_convex(), _skew()), Midpoint()), TypeError, r"a Sum of fields takes Split\("),
+        (lambda: Flow(_convex(), Split(ExplicitEuler(), Midpoint())), TypeError, r"steps through a Sum\("),
+        (lambda: Flow(_skew(padding_mode="zeros"), Midpoint()), TypeError, "padding_mode='circular'"),
+        (lambda: Flow(_skew(kernel_size=2), Exponential()), ValueError, "odd kernel, not 2×2"),
+        (lambda: Flow(_skew(stride=2), Exponential()), ValueError, "stride 1 and padding 'same'"),
+        (lambda: Flow(_skew(padding=0), Exponential()), ValueError, "stride 1 and padding 'same'"),
+        (lambda: Skew(DenseWeight(3, 4)), ValueError, "square; this weight maps 3 to 4"),
+        (lambda: Flow(torch.nn.ReLU(), Midpoint()), TypeError, "a field is .* not ReLU"),
+        (lambda: Flow(_convex(), 0.5), TypeError, "a step is .* not 0.5"),
+        (lambda: ExplicitEuler(-1.0), ValueError, "above 0, not -1.0"),
+        (lambda: ExplicitEuler(math.nan), ValueError, "above 0, not nan"),
+        (lambda: ImplicitEuler(iterations=0), ValueError, "at least 1, not 0"),
+        (lambda: Exponential(terms=0), ValueError, "at least 1, not 0"),
+        (lambda: ConvexPotential(DenseWeight(3, 3), "gelu"), ValueError, "sigma is one of relu, .* not 'gelu'"),
+        (lambda: ConvexPotential(DenseWeight(3, 3), Monotone(torch.neg, -1, -1)), ValueError, "where σ decreases"),
+        (lambda: Potential(torch.nn.Identity(), math.inf), ValueError, "finite number of at least 0, not inf"),
+    ],
+)
+def test_empty_cells_and_bad_input_are_refused(call, error, words):
+    with pytest.raises(error, match=words):
+        call()

@@ -1,0 +1,125 @@
+"""Learned weights: the size they learn, and the power-iteration vector they carry."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import lipflow
+from lipflow.flows import ConvWeight
+
+DISTRIBUTED = """
+import torch, torch.distributed as dist, lipflow
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(rank)  # ranks start from different weights and see different data
+model = torch.nn.Sequential(lipflow.cpl_conv(2, 3, in_size=(5, 5)), torch.nn.Flatten(), lipflow.cpl_dense(50, 7))
+model = DistributedDataParallel(model)
+optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    optimiser.zero_grad()
+    model(torch.randn(4, 2, 5, 5)).square().sum().backward()
+    optimiser.step()
+state = torch.cat([v.flatten() for v in model.state_dict().values()])
+gathered = [torch.empty_like(state) for _ in range(2)]
+dist.all_gather(gathered, state)
+assert torch.equal(gathered[0], gathered[1])
+dist.destroy_process_group()
+"""
+
+
+def test_power_iteration_is_equal_on_every_rank(tmp_path):
+    script = tmp_path / "distributed.py"
+    script.write_text(DISTRIBUTED)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    done = subprocess.run(
+        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=180
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_size_is_learned_shown_and_changed():
+    layer = lipflow.cpl_conv(3, 4)
+    assert "unknown until the first batch" in repr(layer)
+    layer(torch.randn(2, 3, 8, 6))
+    assert "input 8×6" in repr(layer)
+    assert layer(torch.randn(2, 3, 5, 5)).shape == (2, 3, 5, 5)
+    assert "input 5×5" in repr(layer)
+
+
+def test_skew_convolutions_learn_their_size_too():
+    layer = lipflow.soc(4, 3)
+    with pytest.raises(ValueError, match="has not seen yet"):
+        lipflow.lipschitz_bound(layer)
+    layer(torch.randn(1, 4, 6, 5))
+    assert lipflow.lipschitz_bound(layer).lipschitz >= 1
+
+
+def test_asking_for_a_bound_changes_nothing():
+    layer = lipflow.cpl_conv(3, 4, in_size=(8, 8))
+    before = layer.field.weight.u.clone()
+    lipflow.lipschitz_bound(layer, in_shape=(3, 5, 5))
+    assert torch.equal(layer.field.weight.u, before)
+
+
+def test_estimates_in_training_approach_the_norm():
+    torch.manual_seed(0)
+    layer = lipflow.cpl_conv(3, 4, in_size=(8, 8)).double()
+    x = torch.randn(1, 3, 8, 8, dtype=torch.float64)
+    for _ in range(500):
+        layer(x)
+    op = layer.field.weight.operator(None)
+    true = float(lipflow.norm_estimate(op, iterations=3000).detach())
+    assert float(layer.field.weight.estimate(op, learn=False).detach()) == pytest.approx(true, rel=1e-5)
+
+
+def test_evaluation_uses_the_step_that_training_used_last():
+    torch.manual_seed(0)
+    layer = lipflow.cpl_dense(6, 5)
+    x = torch.randn(3, 6)
+    assert torch.equal(layer.train()(x), layer.eval()(x))
+
+
+def test_zero_weights_are_the_identity():
+    layer = lipflow.cpl_dense(6, 5)
+    torch.nn.init.zeros_(layer.field.weight.weight)
+    x = torch.randn(3, 6)
+    assert torch.equal(layer(x), x)
+    layer(x).sum().backward()
+    assert bool(torch.isfinite(layer.field.weight.weight.grad).all())
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda: lipflow.cpl_conv(3, 4)(torch.randn(3, 8, 8)),
+            r"images \(batch, 3, height, width\), not \(batch, 8, 8\)",
+        ),
+        (lambda: lipflow.cpl_conv(3, 4)(torch.randn(2, 5, 8, 8)), r"not \(batch, 5, 8, 8\)"),
+        (lambda: lipflow.cpl_dense(3, 4)(torch.randn(2, 5)), r"inputs \(..., 3\), not \(2, 5\)"),
+        (lambda: lipflow.cpl_conv(3, 4, padding_mode="reflect"), "'zeros' or 'circular', not 'reflect'"),
+        (lambda: lipflow.cpl_conv(3, 4, groups=2), "groups=2 must divide both 3 and 4"),
+        (lambda: lipflow.cpl_conv(3, 0), "out_channels must be an integer of at least 1, not 0"),
+        (lambda: lipflow.cpl_dense(3, 2.5), "out_features must be an integer of at least 1, not 2.5"),
+        (
+            lambda: lipflow.cpl_conv(1, 1, 9, padding=0)(torch.randn(1, 1, 4, 4)),
+            "spans 9 rows does not fit an input of 4",
+        ),
+        (lambda: ConvWeight(2, 2, padding=-1)(torch.randn(1, 2, 4, 4)), "padding must be at least 0, not -1"),
+    ],
+)
+def test_bad_input_is_answered(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_nan_weights_have_no_bound():
+    layer = lipflow.cpl_dense(3, 4)
+    with torch.no_grad():
+        layer.field.weight.weight[0, 0] = float("nan")
+    with pytest.raises(ValueError, match="NaN or infinite weights"):
+        lipflow.lipschitz_bound(layer)

@@ -1,0 +1,80 @@
+"""The one direction of dependency, and how light an import is."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "lipflow"
+
+# Each room may use itself and the rooms before it.
+ORDER = [
+    "rounding",
+    "operators",
+    "bound",
+    "flows",
+    "blocks",
+    "models",
+    "losses",
+    "data",
+    "freeze",
+    "certify",
+    "attack",
+    "train",
+    "report",
+    "cli",
+    "__main__",
+]
+SEPARATE = {"check": set()}  # the checker stands alone, on NumPy
+
+
+def _imports(path: Path) -> set[str]:
+    """The rooms of lipflow that a file names in an import, at any depth of its code."""
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "lipflow":
+            names = (
+                [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "lipflow" else [node.module]
+            )
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names if alias.name.startswith("lipflow.")]
+        else:
+            continue
+        rooms.update(name.split(".")[1] for name in names)
+    return rooms
+
+
+def _room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_dependencies_point_one_way(path):
+    room = _room(path)
+    if room == "__init__":
+        return
+    used = _imports(path) - {room}
+    if room in SEPARATE:
+        assert used == SEPARATE[room]
+        return
+    assert room in ORDER, f"{room} has no place in the order of dependency"
+    assert all(ORDER.index(other) < ORDER.index(room) for other in used if other in ORDER), used
+    assert not {other for other in used if other not in ORDER}
+
+
+def test_files_are_short():
+    assert not [p.name for p in PACKAGE.rglob("*.py") if len(p.read_text().splitlines()) > 400]
+
+
+def test_import_is_light():
+    code = "import sys, lipflow; assert 'torch' not in sys.modules; assert 'build' in dir(lipflow)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_public_name_exists():
+    import lipflow
+
+    for name in lipflow.__all__:
+        assert getattr(lipflow, name) is not None
