@@ -31,10 +31,12 @@ _ROOMS = {
         "proximal",
         "soc",
     ),
+    "certificate": ("Certificates", "certify"),
+    "frozen": ("Frozen", "freeze"),
     "models": ("MODELS", "Network", "build", "list_models"),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
-_MODULES = ("blocks", "bound", "flows", "models", "operators")
+_MODULES = ("blocks", "bound", "flows", "frozen", "models", "operators")
 
 __all__ = [*_HOME, *_MODULES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -45,7 +47,11 @@ if TYPE_CHECKING:
     from lipflow.bound import Domain as Domain
     from lipflow.bound import Lipschitz as Lipschitz
     from lipflow.bound import lipschitz_bound as lipschitz_bound
+    from lipflow.certificate import Certificates as Certificates
+    from lipflow.certificate import certify as certify
     from lipflow.flows import *  # noqa: F403
+    from lipflow.frozen import Frozen as Frozen
+    from lipflow.frozen import freeze as freeze
     from lipflow.models import *  # noqa: F403
     from lipflow.operators import *  # noqa: F403
 

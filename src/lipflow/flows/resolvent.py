@@ -14,13 +14,14 @@ from lipflow.operators.fourier import phases, symbol
 def resolvent(op: LinearOperator, x: Tensor, alpha: float, beta: float) -> Tensor:
     """(I - αA)⁻¹(I + βA)x. I - αA is invertible, as the eigenvalues of A are imaginary."""
     if isinstance(op, Dense):
-        return x @ _rational(op.weight, alpha, beta).mT
+        return x @ rational(op.weight, alpha, beta).mT
     assert isinstance(op, Conv2d)
     assert op.padding_mode == "circular"
-    return _apply(_rational(_symbols(op), alpha, beta), x, op.groups)
+    return _apply(rational(_symbols(op), alpha, beta), x, op.groups)
 
 
-def _rational(a: Tensor, alpha: float, beta: float) -> Tensor:
+def rational(a: Tensor, alpha: float, beta: float) -> Tensor:
+    """(I - αA)⁻¹(I + βA) of a batch of square matrices."""
     identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     return torch.linalg.solve(identity - alpha * a, identity + beta * a)
 

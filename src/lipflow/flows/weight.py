@@ -12,7 +12,7 @@ from lipflow.operators import Conv2d, Dense, LinearOperator, norm_estimate
 from lipflow.operators.conv import Padding
 from lipflow.operators.norm import power_iteration, start_vector
 
-WARM_UP = 20  # power iterations when an input size is first seen, so that training starts near the norm
+WARM_UP = 10  # power iterations when an input size is first seen, so that training starts near the norm
 
 
 class Weight(nn.Module, ABC):

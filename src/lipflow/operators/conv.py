@@ -89,7 +89,7 @@ class Conv2d(LinearOperator):
         stride, dilation = self._pair("stride"), self._pair("dilation")
         if self._symmetric:
             return F.conv2d(x, self.kernel, None, stride, self._pair("before"), dilation, self.groups)
-        return F.conv2d(self._pad(x), self.kernel, None, stride, 0, dilation, self.groups)
+        return F.conv2d(self.pad(x), self.kernel, None, stride, 0, dilation, self.groups)
 
     def adjoint(self, y: Tensor) -> Tensor:
         _require_shape(y, self.out_shape, "the adjoint of Conv2d takes")
@@ -98,7 +98,7 @@ class Conv2d(LinearOperator):
             return F.conv_transpose2d(y, self.kernel, None, stride, self._pair("before"), unread, self.groups, dilation)
         # Positions past the last window are read by nothing, so the adjoint puts zeros there.
         padded = F.conv_transpose2d(y, self.kernel, None, stride, 0, 0, self.groups, dilation)
-        return self._unpad(F.pad(padded, (0, unread[1], 0, unread[0])))
+        return self.unpad(F.pad(padded, (0, unread[1], 0, unread[0])))
 
     @property
     def _symmetric(self) -> bool:
@@ -108,7 +108,8 @@ class Conv2d(LinearOperator):
     def _pair(self, field: str) -> tuple[int, int]:
         return getattr(self.rows, field), getattr(self.columns, field)
 
-    def _pad(self, x: Tensor) -> Tensor:
+    def pad(self, x: Tensor) -> Tensor:
+        """x with its border, as the windows read it."""
         if self.padding_mode == "zeros":
             return F.pad(x, (self.columns.before, self.columns.after, self.rows.before, self.rows.after))
         for dim, axis in ((-2, self.rows), (-1, self.columns)):
@@ -116,7 +117,8 @@ class Conv2d(LinearOperator):
                 x = x.index_select(dim, _wrap(axis, x.device))
         return x
 
-    def _unpad(self, y: Tensor) -> Tensor:
+    def unpad(self, y: Tensor) -> Tensor:
+        """The adjoint of `pad`: drop the border, or add it to the positions it repeats."""
         if self.padding_mode == "zeros":
             return F.pad(y, (-self.columns.before, -self.columns.after, -self.rows.before, -self.rows.after))
         for dim, axis in ((-2, self.rows), (-1, self.columns)):

@@ -18,6 +18,7 @@ from lipflow.operators.fourier import phases, symbol
 from lipflow.operators.operator import LinearOperator
 from lipflow.rounding import TINY, U, gamma, power_of_two, sqrt_up, square_sum_bound, square_sum_max, up
 
+Twist = tuple[int, int]  # θ/π on the two axes
 CHUNK_BYTES = 256 * 2**20  # frequencies are taken in chunks of about this size
 
 
@@ -42,6 +43,8 @@ def power_iteration(op: LinearOperator, u: Tensor, iterations: int) -> Tensor:
     """
     if tuple(u.shape) != op.in_shape:
         raise ValueError(f"the start vector has shape {tuple(u.shape)}; {op} takes {op.in_shape}")
+    if u.is_meta:
+        return u  # shapes only: there are no numbers to iterate on
     for _ in range(iterations):
         v = _unit(op(u[None]))
         w = _unit(op.adjoint(v))[0]
@@ -77,18 +80,24 @@ def norm_bound(op: LinearOperator) -> float:
     Dense: Cholesky proves μI - WWᵀ ⪰ 0 up to a bounded residual. Convolution: the greatest norm of its symbol over
     the frequencies of a twisted torus (docs/norms.md), each certified in the same way.
     """
+    return norm_certificate(op)[0]
+
+
+def norm_certificate(op: LinearOperator) -> tuple[float, Twist]:
+    """`norm_bound`, and the twist of the torus that proves it."""
     weight = op.weight.detach().to("cpu", torch.float64)
     if not bool(torch.isfinite(weight).all()):
         raise ValueError(f"{op} has NaN or infinite weights, so it has no norm to bound")
     scale = power_of_two(float(weight.abs().max()))
     if scale == 0:
-        return 0.0
+        return 0.0, (0, 0)
     # Dividing by a power of two is exact, or underflows by at most TINY an entry.
     underflow = Fraction(weight.numel()) * TINY * _underflow_amplification(op)
-    bound = up((_SCALED[type(op)](op, weight / scale) + underflow) * Fraction(scale))
+    scaled, twist = _SCALED[type(op)](op, weight / scale)
+    bound = up((scaled + underflow) * Fraction(scale))
     if math.isinf(bound):
         raise ValueError(f"the norm of {op} is beyond float64: its greatest weight is {float(weight.abs().max()):.3g}")
-    return bound
+    return bound, twist
 
 
 def _underflow_amplification(op: LinearOperator) -> int:
@@ -96,8 +105,8 @@ def _underflow_amplification(op: LinearOperator) -> int:
     return math.prod(op.in_shape) + math.prod(op.out_shape)
 
 
-def _dense_bound(op: LinearOperator, weight: Tensor) -> Fraction:
-    return sqrt_up(gram_bound(weight[None]))
+def _dense_bound(op: LinearOperator, weight: Tensor) -> tuple[Fraction, Twist]:
+    return sqrt_up(gram_bound(weight[None])), (0, 0)
 
 
 def gram_bound(matrices: Tensor) -> Fraction:
@@ -178,7 +187,7 @@ def _lanczos(g: Tensor, steps: int = 64) -> float:
 # aliases of a frequency stand side by side in one matrix, divided by s. A real kernel needs half of the frequencies.
 
 
-def _conv_bound(op: LinearOperator, kernel: Tensor) -> Fraction:
+def _conv_bound(op: LinearOperator, kernel: Tensor) -> tuple[Fraction, Twist]:
     assert isinstance(op, Conv2d)
     tori = [_torus(op.rows, op.padding_mode), _torus(op.columns, op.padding_mode)]
     repeats = Fraction(tori[0][2] * tori[1][2])
@@ -186,7 +195,7 @@ def _conv_bound(op: LinearOperator, kernel: Tensor) -> Fraction:
     dilation = (op.rows.dilation, op.columns.dilation)
     groups = kernel.reshape(op.groups, -1, *kernel.shape[1:])
 
-    def blocks(twist: tuple[int, int]) -> Iterator[Tensor]:
+    def blocks(twist: Twist) -> Iterator[Tensor]:
         return (b for group in groups for b in _symbols(group, dilation, sides, strides, twist))
 
     twists = [
@@ -201,7 +210,7 @@ def _conv_bound(op: LinearOperator, kernel: Tensor) -> Fraction:
     spread = max(square_sum_bound(group.abs().sum((2, 3))) for group in groups) / (1 - gamma(taps)) ** 2
     symbol_error = 2 * (gamma(taps) + 16 * U) * sqrt_up(spread) + sqrt_up(Fraction(2 * kernel.numel())) * taps * TINY
     aliases = strides[0] * strides[1]
-    return sqrt_up(repeats) * (sqrt_up(greatest / aliases) + symbol_error)
+    return sqrt_up(repeats) * (sqrt_up(greatest / aliases) + symbol_error), best
 
 
 def _torus(axis: Axis, padding_mode: str) -> tuple[int, int, int]:
@@ -226,7 +235,7 @@ def _symbols(
     dilation: tuple[int, int],
     sides: tuple[int, int],
     strides: tuple[int, int],
-    twist: tuple[int, int],
+    twist: Twist,
 ) -> Iterator[Tensor]:
     """The symbols at half of the coarse frequencies, aliases side by side, as real matrices [[Re, -Im], [Im, Re]]."""
     out, grouped, height, width = kernel.shape
@@ -259,4 +268,7 @@ def _glance(matrices: Tensor, iterations: int = 6) -> float:
     return float((w.mT @ x).norm(dim=-2).max())
 
 
-_SCALED: dict[type, Callable[[LinearOperator, Tensor], Fraction]] = {Dense: _dense_bound, Conv2d: _conv_bound}
+_SCALED: dict[type, Callable[[LinearOperator, Tensor], tuple[Fraction, Twist]]] = {
+    Dense: _dense_bound,
+    Conv2d: _conv_bound,
+}

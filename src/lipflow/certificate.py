@@ -1,0 +1,88 @@
+"""Certificates: for each image, a label and a radius inside which the program gives no other.
+
+For ‖x' - x‖ ≤ r < R, both in [0, 1]ᵈ, the program f̂ at x' still ranks class y above every rival j, as
+
+    f̂_y(x') - f̂_j(x') ≥ f̂_y(x) - f̂_j(x) - 2√2·E - d_yj·‖x' - x‖ > 0,
+
+where E bounds ‖f̂ - f‖ over the box and d_yj the Lipschitz constant of f_y - f_j. So
+
+    R(x) = min over j of (f̂_y(x) - f̂_j(x) - 2√2·E)/d_yj,  rounded down at each operation.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from lipflow.frozen import Frozen
+from lipflow.rounding import down, sqrt_up, up
+
+CHUNK = 250  # images at a time
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """One row an image: label, certified radius (0: not certified), the paper's radius, and the scores themselves."""
+
+    label: Tensor  # (n,) int64
+    radius: Tensor  # (n,) float64
+    paper_radius: Tensor  # (n,) float64
+    logits: Tensor  # (n, classes) float64
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def certified(self, eps: Fraction | int | str | float) -> Tensor:
+        """Whether R > eps, exactly: then no perturbation of norm at most eps changes the label. eps may be "36/255"."""
+        exact = Fraction(eps)
+        if exact < 0:
+            raise ValueError(f"a radius is at least 0, not {eps}")
+        # A float above the greatest float that is at most eps is above eps.
+        return self.radius > down(exact)
+
+
+@torch.no_grad()
+def certify(frozen: Frozen, images: Tensor) -> Certificates:
+    """Certify images: uint8, or floats in [0, 1]  # (n, *in_shape)."""
+    if not isinstance(frozen, Frozen):
+        raise TypeError(f"certify takes a frozen network: lipflow.freeze(model), not {type(frozen).__name__}")
+    frozen.require_untouched()
+    require_pixels(images)
+    parts = [frozen(chunk) for chunk in images.split(CHUNK)] if len(images) else [frozen(images)]
+    return from_logits(torch.cat(parts), frozen.pair_bounds, frozen.rounding)
+
+
+def require_pixels(images: Tensor) -> None:
+    """Refuse what the certificate does not speak of: NaN, infinities, values outside [0, 1]."""
+    if images.dtype == torch.uint8 or not images.is_floating_point() or not images.numel():
+        return
+    inside = (images >= 0) & (images <= 1)  # false for NaN
+    if not bool(inside.all()):
+        bad = images[~inside].flatten()[0].item()
+        raise ValueError(f"certificates are for pixels in [0, 1] (or uint8); these images contain {bad}")
+
+
+def from_logits(logits: Tensor, pair_bounds: Tensor, rounding: float) -> Certificates:
+    """Radii from the scores of the program  # (n, classes), the pair bounds, and E."""
+    finite = torch.isfinite(logits).all(1)
+    label = torch.where(finite, logits.nan_to_num(0.0).argmax(1), torch.zeros(1, dtype=torch.int64))
+    slack = up(2 * sqrt_up(Fraction(2)) * Fraction(rounding))
+    distances = pair_bounds[label]  # (n, classes)
+    rivals = torch.arange(logits.shape[1]) != label[:, None]
+    margins = logits.gather(1, label[:, None]) - logits
+    room = _below(_below(margins) - slack)
+    # Two classes whose difference is constant cannot change places: any positive room is enough for ever.
+    radii = torch.where(distances > 0, _below(room / distances), torch.where(room > 0, torch.inf, 0.0))
+    radius = torch.where(rivals, radii, torch.inf).amin(1).clamp_min(0.0)
+    paper = torch.where(rivals, margins / distances, torch.inf).amin(1).clamp_min(0.0)
+    none = torch.zeros_like(radius)
+    # An infinite radius could only come from rows that are equal: stay with what a file can hold and a reader believe.
+    largest = torch.finfo(torch.float64).max
+    certified = torch.where(finite, radius.clamp_max(largest), none)
+    return Certificates(label, certified, torch.where(finite, paper, none), logits)
+
+
+def _below(x: Tensor) -> Tensor:
+    """The next float64 below: under any correctly rounded result lies the true one."""
+    return torch.nextafter(x, torch.full_like(x, -torch.inf))

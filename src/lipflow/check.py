@@ -1,0 +1,653 @@
+"""The independent checker: is a certificate true of the network it came with?
+
+    python -m lipflow.check FOLDER [--full]
+
+It needs Python and NumPy, imports nothing else of lipflow, and takes no number on trust. From the weights it verifies
+every norm that is claimed and derives L, the rounding bound E and the pair bounds; from the stored scores every
+radius; and from the images the scores themselves, for a random sample or, with --full, for all. Proofs: docs/norms.md
+and docs/soundness.md. A certificate is accepted if and only if every statement in it holds.
+"""
+
+import hashlib
+import json
+import math
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+
+U, TINY = Fraction(1, 2**53), Fraction(1, 2**1022)
+
+
+class Rejected(Exception):
+    """Why a certificate is not accepted."""
+
+
+def require(holds, why):
+    if not holds:
+        raise Rejected(why)
+
+
+# Exact rationals, rounded outwards at the end
+
+
+def gamma(n):
+    require(n < 2**51, f"{n} roundings are beyond the error model")
+    return n * U / (1 - n * U)
+
+
+def up(q):
+    x = float(q)
+    return x if math.isinf(x) or Fraction(x) >= q else math.nextafter(x, math.inf)
+
+
+def sqrt_up(q):
+    a, b = q.numerator, q.denominator
+    k = max(0, 61 - (a * b).bit_length() // 2)
+    return Fraction(math.isqrt(a * b << 2 * k) + 1, b << k) if q else Fraction(0)
+
+
+def square_sum(x):
+    """At least Σ x² over the last two axes, the greatest of a batch."""
+    terms = x.shape[-1] * x.shape[-2]
+    return (Fraction(float((x * x).sum((-2, -1)).max())) + terms * TINY) / (1 - gamma(terms))
+
+
+def norm_up(x):
+    scale = power_of_two(x)
+    if not scale:
+        return Fraction(0)
+    return (sqrt_up(square_sum((x / scale).reshape(1, -1))) + x.size * TINY) * Fraction(scale)
+
+
+def power_of_two(x):
+    top = float(np.abs(x).max()) if x.size else 0.0
+    return math.ldexp(1.0, min(max(math.frexp(top)[1] - 1, -1021), 1021)) if top else 0.0
+
+
+# Norms: the claim B is verified, not computed again (docs/norms.md)
+
+
+def verify_gram(w, ceiling, name):
+    """Prove λmax(WWᵀ) ≤ ceiling for a batch of matrices: Cholesky of μI - WWᵀ for a μ that leaves room for rounding."""
+    w = w if w.shape[-2] <= w.shape[-1] else np.swapaxes(w, -1, -2)
+    m, n = w.shape[-2:]
+    square = square_sum(w)
+    product = gamma(n) * square + m * n * TINY
+    mu = float(ceiling - product - gamma(m) * m * ceiling - 8 * m * U * ceiling)
+    g = w @ np.swapaxes(w, -1, -2)
+    shifted = -np.tril(g) - np.swapaxes(np.tril(g, -1), -1, -2)
+    diagonal = np.arange(m)
+    shifted[..., diagonal, diagonal] += mu
+    try:
+        r = np.tril(np.linalg.cholesky(shifted))
+    except np.linalg.LinAlgError:
+        raise Rejected(f"{name}: the claimed norm is below the true one") from None
+    p = r @ np.swapaxes(r, -1, -2)
+    residual = shifted - (np.tril(p) + np.swapaxes(np.tril(p, -1), -1, -2))
+    pivot = Fraction(float(np.abs(shifted[..., diagonal, diagonal]).max()))
+    proved = Fraction(mu) + sqrt_up(square_sum(residual)) / (1 - U) + gamma(m) * square_sum(r) + product
+    require(proved + U * pivot / (1 - U) + 2 * m * m * TINY <= ceiling, f"{name}: the claimed norm could not be proved")
+
+
+def verify_norm(w, claim, name):
+    """‖W‖ ≤ claim["norm"], for a matrix or a convolution `Conv`."""
+    scale, norm = power_of_two(w.weight), Fraction(claim["norm"])
+    if not scale:
+        return
+    weight, underflow = w.weight / scale, w.weight.size * w.entries * TINY
+    norm = norm / Fraction(scale) - underflow
+    if w.axes is None:
+        verify_gram(weight[None], norm**2, name)
+        return
+    tori = [torus(axis, w.circular) for axis in w.axes]
+    twist = claim["twist"]
+    require(len(twist) == 2 and all(t in (0, 1) for t in twist), f"{name}: the twist is not 0 or 1 on two axes")
+    for t, axis in zip(twist, w.axes, strict=True):
+        require(not t or not (w.circular or axis["kernel"] == 1), f"{name}: this axis has no twist")
+    taps = math.prod(weight.shape[2:])
+    for kernel in weight.reshape(w.groups, -1, *weight.shape[1:]):
+        magnitude = sqrt_up(square_sum(np.abs(kernel).sum((2, 3)))) / (1 - gamma(taps))
+        error = 2 * (gamma(taps) + 16 * U) * magnitude + weight.size * taps * TINY
+        room = norm / sqrt_up(Fraction(tori[0][2] * tori[1][2])) - error
+        require(room > 0, f"{name}: the claimed norm is below the rounding of its symbol")
+        for symbols in symbols_of(kernel, w.axes, tori, twist):
+            verify_gram(symbols, room**2 * tori[0][1] * tori[1][1], name)
+
+
+def torus(axis, circular):
+    """(side, stride that aliases, outputs at one position) of a torus that carries one axis of a convolution."""
+    n, k, s, before = axis["size"], axis["kernel"], axis["stride"], axis["before"]
+    if circular:
+        places = [i * s % n for i in range(axis["outputs"])]
+        return n, s if n % s == 0 else 1, max(map(places.count, set(places)))
+    if k == 1:
+        return s, s, 1
+    side = max(n + before, (axis["outputs"] - 1) * s - before + axis["extent"])
+    return -(-side // s) * s, s, 1
+
+
+def symbols_of(kernel, axes, tori, twist):
+    """Σ_j K_j e^{iω·dj} at half of the frequencies, aliases side by side, as [[Re, -Im], [Im, Re]]."""
+    out, grouped, height, width = kernel.shape
+    (n1, s1, _), (n2, s2, _) = tori
+    c1, c2 = n1 // s1, n2 // s2
+    for f in range((c1 + 1) // 2 if twist[0] else c1 // 2 + 1):
+        rows = f + c1 * np.arange(s1)
+        columns = (np.arange(c2)[:, None] + c2 * np.arange(s2)).reshape(-1)
+        turn1 = (2 * rows[None] + twist[0]) * (axes[0]["dilation"] * np.arange(height)[:, None])
+        turn2 = (2 * columns[None] + twist[1]) * (axes[1]["dilation"] * np.arange(width)[:, None])
+        turns = turn1[:, None, :, None] * n2 + turn2[None, :, None, :] * n1
+        cosine, sine = unit_circle(turns % (2 * n1 * n2), 2 * n1 * n2)
+        parts = []
+        for wave in (cosine, sine):
+            part = wave.reshape(height * width, -1).T @ kernel.reshape(out * grouped, -1).T
+            part = part.reshape(s1, c2, s2, out, grouped).transpose(1, 3, 0, 2, 4)
+            parts.append(part.reshape(c2, out, s1 * s2 * grouped))
+        re, im = parts
+        yield np.concatenate([np.concatenate([re, -im], -1), np.concatenate([im, re], -1)], -2)
+
+
+def unit_circle(t, turn):
+    """cos and sin of 2π·t/turn for integers 0 ≤ t < turn, reduced to an eighth of a turn: within 8u."""
+    octant, rest = t * 8 // turn, t * 8 % turn
+    angle = np.where(octant % 2 == 1, turn - rest, rest) * (math.pi / 4) / turn
+    swap = (octant + 1) // 2 % 2 == 1
+    x, y = np.where(swap, np.sin(angle), np.cos(angle)), np.where(swap, np.cos(angle), np.sin(angle))
+    return np.where((octant >= 2) & (octant < 6), -x, x), np.where(octant >= 4, -y, y)
+
+
+# Linear maps, and how they round
+
+
+class Linear:
+    """A matrix, or a convolution with its geometry."""
+
+    def __init__(self, weight, geometry):
+        self.weight, self.axes, self.groups, self.circular, self.repeats = weight, None, 1, False, 1
+        if geometry is None:
+            require(weight.ndim == 2, "a matrix has two axes")
+            self.dots, self.entries = (weight.shape[1], weight.shape[0]), sum(weight.shape)
+            self.out_entries, sums = weight.shape[0], (np.abs(weight).sum(1), np.abs(weight).sum(0))
+        else:
+            sums = self._convolution(geometry)
+        terms = max(weight.shape) if geometry is None else weight.size
+        product = Fraction(float(sums[0].max())) * Fraction(float(sums[1].max())) * self.repeats
+        self.spread = sqrt_up(product / (1 - gamma(terms)) ** 2) + terms * TINY
+
+    def _convolution(self, geometry):
+        out, grouped, height, width = self.weight.shape
+        self.groups, self.circular = geometry["groups"], geometry["padding_mode"] == "circular"
+        require(geometry["padding_mode"] in ("zeros", "circular"), "padding is zeros or circular")
+        require(self.groups >= 1 and out % self.groups == 0, "groups divide the channels")
+        self.axes = []
+        for i, k in enumerate((height, width)):
+            n, (before, after) = geometry["in_size"][i], geometry["padding"][i]
+            s, d = geometry["stride"][i], geometry["dilation"][i]
+            require(min(n, s, d) >= 1 and min(before, after) >= 0, "a size of the geometry is not positive")
+            extent = d * (k - 1) + 1
+            outputs = (n + before + after - extent) // s + 1
+            require(outputs >= 1, "the kernel does not fit its input")
+            self.axes.append(
+                dict(size=n, kernel=k, before=before, after=after, stride=s, dilation=d, extent=extent, outputs=outputs)
+            )
+        positions = math.prod(a["outputs"] for a in self.axes)
+        self.out_entries = out * positions
+        self.entries = self.groups * grouped * math.prod(a["size"] for a in self.axes) + self.out_entries
+        if self.circular:
+            self.repeats = math.prod(-(-(a["size"] + a["before"] + a["after"]) // a["size"]) for a in self.axes)
+        self.dots = grouped * height * width + 1, out // self.groups * height * width + 1 + self.repeats
+        magnitude = np.abs(self.weight)
+        return magnitude.sum((1, 2, 3)), magnitude.reshape(self.groups, -1, *self.weight.shape[1:]).sum((1, 3, 4))
+
+    def error(self, dot, reach):
+        return gamma(dot) * self.spread * reach + dot * self.entries * TINY
+
+    def _windows(self):
+        for a in range(self.weight.shape[2]):
+            for b in range(self.weight.shape[3]):
+                spans = []
+                for axis, tap in zip(self.axes, (a, b), strict=True):
+                    start = tap * axis["dilation"]
+                    spans.append(slice(start, start + (axis["outputs"] - 1) * axis["stride"] + 1, axis["stride"]))
+                yield self.weight[:, :, a, b].reshape(self.groups, -1, self.weight.shape[1]), tuple(spans)
+
+    def _places(self):
+        return [np.arange(-a["before"], a["size"] + a["after"]) for a in self.axes]
+
+    def apply(self, x):
+        if self.axes is None:
+            return x @ self.weight.T
+        x = x.reshape(len(x), self.groups, -1, *x.shape[2:])
+        if self.circular:
+            rows, columns = (p % a["size"] for p, a in zip(self._places(), self.axes, strict=True))
+            padded = x[..., rows, :][..., columns]
+        else:
+            padded = np.pad(x, [(0, 0)] * 3 + [(a["before"], a["after"]) for a in self.axes])
+        sizes = [a["outputs"] for a in self.axes]
+        total = 0.0
+        for tap, (rows, columns) in self._windows():
+            window = padded[..., rows, columns]
+            total = total + tap @ window.reshape(*window.shape[:3], -1)
+        return total.reshape(len(x), -1, *sizes)
+
+    def adjoint(self, y):
+        if self.axes is None:
+            return y @ self.weight
+        grouped, sizes = self.weight.shape[1], [a["outputs"] for a in self.axes]
+        y = y.reshape(len(y), self.groups, -1, math.prod(sizes))
+        spans = [a["size"] + a["before"] + a["after"] for a in self.axes]
+        padded = np.zeros((len(y), self.groups, grouped, *spans))
+        for tap, (rows, columns) in self._windows():
+            padded[..., rows, columns] += (np.swapaxes(tap, 1, 2) @ y).reshape(*padded.shape[:3], *sizes)
+        for axis, places, dim in zip(self.axes, self._places(), (-2, -1), strict=True):
+            moved = np.moveaxis(padded, dim, 0)
+            folded = np.zeros((axis["size"], *moved.shape[1:]))
+            inside = slice(None) if self.circular else slice(axis["before"], axis["before"] + axis["size"])
+            np.add.at(folded, places[inside] % axis["size"], moved[inside])
+            padded = np.moveaxis(folded, 0, dim)
+        return padded.reshape(len(y), -1, *padded.shape[3:])
+
+    def skew(self):
+        """Whether the weights are skew-symmetric to the last bit."""
+        w = self.weight
+        if self.axes is None:
+            return w.shape[0] == w.shape[1] and np.array_equal(w, -w.T)
+        even = all(a["stride"] == 1 and 2 * a["before"] == 2 * a["after"] == a["extent"] - 1 for a in self.axes)
+        if not even or w.shape[0] != w.shape[1] * self.groups:
+            return False
+        blocks = w.reshape(self.groups, w.shape[1], *w.shape[1:])
+        return np.array_equal(blocks, -np.swapaxes(blocks, 1, 2)[..., ::-1, ::-1])
+
+
+# The primitives: run(x), the Lipschitz constant, and the rounding error on inputs of norm at most X
+
+
+SIGMA = {"relu": lambda y: np.maximum(y, 0.0), "hardtanh": lambda y: np.clip(y, -1.0, 1.0)}
+POINTWISE = {"relu": SIGMA["relu"], "abs": np.abs}
+
+
+class Primitive:
+    """What every kind shares; `p` is its description, `t` its tensors, `norm` its verified claim (or None)."""
+
+    def __init__(self, p, t, norm):
+        self.p, self.t, self.norm = p, t, norm
+        self.map = Linear(t["weight"], p["map"]["geometry"]) if "map" in p else None
+        self.setup()
+
+    def setup(self):
+        pass
+
+    def lipschitz(self):
+        return Fraction(1)
+
+    def error(self, reach, entries):
+        return Fraction(0)
+
+    def column(self, name, x):
+        return self.t[name].reshape(-1, *[1] * (x.ndim - 2))
+
+    def bias_norm(self):
+        return norm_up(self.t["bias"]) * sqrt_up(Fraction(self.map.out_entries // self.t["bias"].size))
+
+    def affine(self, x):
+        y = self.map.apply(x)
+        return y + self.column("bias", y)
+
+    def affine_error(self, reach):
+        dot = self.map.dots[0] + 1
+        return gamma(dot) * (self.map.spread * reach + self.bias_norm()) + dot * self.map.entries * TINY
+
+
+class Affine(Primitive):
+    def run(self, x):
+        return self.affine(x)
+
+    def lipschitz(self):
+        return self.norm
+
+    def error(self, reach, entries):
+        return self.affine_error(reach)
+
+
+class Descent(Primitive):
+    def setup(self):
+        self.h = Fraction(self.p["h"])
+        require(self.h >= 0 and self.p["name"] in SIGMA, "a descent needs h ≥ 0 and a known σ")
+
+    def gradient(self, x):
+        return self.map.adjoint(SIGMA[self.p["name"]](self.affine(x)))
+
+    def run(self, x):
+        return x - self.p["h"] * self.gradient(x)
+
+    def lipschitz(self):
+        return max(Fraction(1), self.h * self.norm**2 - 1)
+
+    def gradient_error(self, reach):
+        """(error of the computed gradient, its norm)."""
+        e = self.affine_error(reach)
+        inner = self.norm * reach + self.bias_norm() + e
+        wrong = self.map.error(self.map.dots[1], inner)
+        return self.norm * e + wrong, self.norm * inner + wrong
+
+    def error(self, reach, entries):
+        wrong, size = self.gradient_error(reach)
+        return self.h * wrong + 3 * U * (reach + self.h * size) + 2 * self.map.entries * TINY
+
+
+class Proximal(Descent):
+    def setup(self):
+        super().setup()
+        self.tau, self.n = Fraction(self.p["tau"]), self.p["iterations"]
+        require(0 < self.tau <= 1 and self.n >= 1, "a proximal layer needs 0 < τ ≤ 1 and iterations")
+
+    def run(self, x):
+        z = x
+        for _ in range(self.n):
+            z = z - self.p["tau"] * ((z - x) + self.p["h"] * self.gradient(z))
+        return 2 * z - x if self.p["reflect"] else z
+
+    def lipschitz(self):
+        require(self.tau * (2 + self.h * self.norm**2) <= 2, "a proximal layer's τ is too large for its norm")
+        return Fraction(1)
+
+    def error(self, reach, entries):
+        within = 2 * (reach + 2 * self.h * self.norm * self.bias_norm())
+        wrong, size = self.gradient_error(within)
+        step = self.tau * self.h * wrong + gamma(6) * (3 * within + self.h * size)
+        total = (step + 8 * self.map.entries * TINY * (1 + self.h)) / self.tau
+        require(total <= within / 2, "the rounding of a proximal layer outgrows what it computes")
+        if not self.p["reflect"]:
+            return total
+        left = Fraction(up((1 - self.tau) ** self.n)) * self.h * self.norm * (self.norm * reach + self.bias_norm())
+        return 2 * total + 2 * left + 2 * U * (2 * within + reach)
+
+
+class Series(Primitive):
+    def setup(self):
+        self.h, self.terms = Fraction(self.p["h"]), self.p["terms"]
+        require(self.h > 0 and self.terms >= 1 and self.map.skew(), "a series needs h > 0, terms, and a skew map")
+
+    def run(self, x):
+        total = term = x
+        for j in range(1, self.terms):
+            term = self.map.apply(term) * (self.p["h"] / j)
+            total = total + term
+        return total
+
+    def lipschitz(self):
+        return 1 + (self.h * self.norm) ** self.terms / math.factorial(self.terms)
+
+    def error(self, reach, entries):
+        size, wrong, total, sums = reach, Fraction(0), Fraction(0), reach
+        for j in range(1, self.terms):
+            scale = self.h / j
+            wrong = scale * (self.norm * wrong + self.map.error(self.map.dots[0], size + wrong))
+            size = scale * self.norm * size
+            wrong += 4 * U * (size + wrong) + self.map.entries * TINY
+            sums += size + wrong
+            total += wrong + U * sums * (1 + 2 * U) ** self.terms
+        return total
+
+
+class Center(Primitive):
+    def run(self, x):
+        return (x - self.column("mean", x)) * self.column("scale", x)
+
+    def lipschitz(self):
+        return Fraction(float(np.abs(self.t["scale"]).max()))
+
+    def error(self, reach, entries):
+        away = reach + norm_up(self.t["mean"]) * sqrt_up(Fraction(entries // self.t["mean"].size))
+        return gamma(2) * self.lipschitz() * away + 2 * entries * TINY * (1 + self.lipschitz())
+
+
+class Pointwise(Primitive):
+    def run(self, x):
+        return POINTWISE[self.p["name"]](x)
+
+
+class GroupSort(Primitive):
+    def run(self, x):
+        groups = x.reshape(len(x), self.p["group"], -1, *x.shape[2:])
+        return -np.sort(-groups, 1).reshape(x.shape)
+
+
+class Householder(Primitive):
+    def setup(self):
+        pairs = zip(self.t["sine"].tolist(), self.t["cosine"].tolist(), strict=True)
+        self.square = max(Fraction(s) ** 2 + Fraction(c) ** 2 for s, c in pairs)
+
+    def run(self, x):
+        first, second = x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :]
+        sine, cosine = self.column("sine", x), self.column("cosine", x)
+        across = np.maximum(cosine * second - sine * first, 0.0)
+        return np.concatenate([first + 2 * sine * across, second - 2 * cosine * across], 1)
+
+    def lipschitz(self):
+        return max(Fraction(1), 2 * self.square - 1)
+
+    def error(self, reach, entries):
+        size = (1 + 2 * self.square) * reach
+        return (gamma(2) * 2 * self.square + gamma(4)) * size + 8 * entries * TINY * (1 + 2 * self.square)
+
+
+class PadChannels(Primitive):
+    def run(self, x):
+        return np.pad(x, [(0, 0), (0, self.p["channels"] - x.shape[1])] + [(0, 0)] * (x.ndim - 2))
+
+
+class AvgPool(Primitive):
+    def run(self, x):
+        k, h, w = self.p["size"], x.shape[2] // self.p["size"], x.shape[3] // self.p["size"]
+        return x[:, :, : h * k, : w * k].reshape(*x.shape[:2], h, k, w, k).sum((3, 5)) / k
+
+    def error(self, reach, entries):
+        return gamma(self.p["size"] ** 2) * reach + entries * TINY
+
+
+class MaxPool(Primitive):
+    def run(self, x):
+        (kh, kw), (sh, sw), (ph, pw), (dh, dw) = (self.p[k] for k in ("kernel", "stride", "padding", "dilation"))
+        x = np.pad(x, [(0, 0), (0, 0), (ph, ph), (pw, pw)], constant_values=-np.inf)
+        h, w = (x.shape[2] - dh * (kh - 1) - 1) // sh + 1, (x.shape[3] - dw * (kw - 1) - 1) // sw + 1
+        taps = [(a * dh, b * dw) for a in range(kh) for b in range(kw)]
+        windows = [x[:, :, a : a + (h - 1) * sh + 1 : sh, b : b + (w - 1) * sw + 1 : sw] for a, b in taps]
+        return np.max(windows, 0)
+
+    def lipschitz(self):
+        counts = [
+            -(-k * math.gcd(d, s) // s)
+            for k, s, d in zip(self.p["kernel"], self.p["stride"], self.p["dilation"], strict=True)
+        ]
+        return sqrt_up(Fraction(math.prod(counts))) if math.prod(counts) > 1 else Fraction(1)
+
+
+class SpaceToDepth(Primitive):
+    def run(self, x):
+        b, (n, c, h, w) = self.p["block"], x.shape
+        return x.reshape(n, c, h // b, b, w // b, b).transpose(0, 1, 3, 5, 2, 4).reshape(n, c * b * b, h // b, w // b)
+
+
+class Flatten(Primitive):
+    def run(self, x):
+        return x.reshape(len(x), -1)
+
+
+class Truncate(Primitive):
+    def run(self, x):
+        return x[:, : self.p["classes"]]
+
+
+KINDS = dict(
+    affine=Affine,
+    descent=Descent,
+    proximal=Proximal,
+    series=Series,
+    center=Center,
+    pointwise=Pointwise,
+    group_sort=GroupSort,
+    householder=Householder,
+    pad=PadChannels,
+    avg_pool=AvgPool,
+    max_pool=MaxPool,
+    space_to_depth=SpaceToDepth,
+    flatten=Flatten,
+    truncate=Truncate,
+)
+
+
+# The certificate
+
+
+def read_safetensors(path):
+    """(metadata, tensors) of a file of float64 tensors: a length, a JSON header, and the numbers."""
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    metadata, tensors = header.pop("__metadata__", {}), {}
+    for name, entry in header.items():
+        first, last = entry["data_offsets"]
+        require(entry["dtype"] == "F64", f"{name} is not float64")
+        tensor = np.frombuffer(raw[8 + length + first : 8 + length + last], "<f8").reshape(entry["shape"])
+        require(bool(np.isfinite(tensor).all()), f"{name} is not finite")
+        tensors[name] = tensor
+    return json.loads(metadata["lipflow"]), tensors
+
+
+def derive(primitives, in_shape, stated):
+    """Fold L and E over the box [0, 1]ᵈ through its centre; (L, L before the last primitive, E, number of classes)."""
+    radius = sqrt_up(Fraction(math.prod(in_shape))) / 2
+    x = np.full((1, *in_shape), 0.5)
+    total, before, error, reach = Fraction(1), Fraction(1), Fraction(0), norm_up(x) + radius
+    for i, p in enumerate(primitives):
+        y = p.run(x)
+        local = p.error(reach, max(x.size, y.size))
+        constant = p.lipschitz()
+        claim = stated[i]
+        require(constant <= Fraction(claim["lipschitz"]), f"primitive {i}: L = {claim['lipschitz']} is stated too low")
+        require(local <= Fraction(claim["rounding"]), f"primitive {i}: its rounding is stated too low")
+        require(reach <= Fraction(claim["reach"]), f"primitive {i}: the norm of its input is stated too low")
+        before, total = total, Fraction(up(total * constant))
+        error = Fraction(up(constant * error + local))
+        x = y
+        reach = Fraction(up(norm_up(x) + total * radius + 2 * error))
+    require(x.ndim == 2 and x.shape[1] >= 2, "the network does not end in at least two scores")
+    return total, before, error, x.shape[1]
+
+
+def pair_bounds(primitives, total, before, classes):
+    """Lipschitz constants of fᵢ - fⱼ, from above, as float64."""
+    last = primitives[-1]
+    if not isinstance(last, Affine) or last.map.axes is not None:
+        return np.full((classes, classes), up(sqrt_up(Fraction(2)) * total))
+    w = last.map.weight
+    squares = [((w - row) ** 2).sum(1) for row in w]
+    inflate = up((1 + gamma(w.shape[1] + 8)) * before)
+    return np.nextafter(np.nextafter(np.sqrt(squares), np.inf) * inflate, np.inf)
+
+
+def radii_of(logits, label, bounds, error):
+    """min over rivals of (f_y - f_j - 2√2·E)/d_yj, rounded down; 0 where nothing is certified."""
+    below = lambda x: np.nextafter(x, -np.inf)  # noqa: E731
+    slack = up(2 * sqrt_up(Fraction(2)) * error)
+    rows = np.arange(len(logits))
+    room = below(below(logits[rows, label][:, None] - logits) - slack)
+    distances = bounds[label]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        radii = np.where(distances > 0, below(room / distances), np.where(room > 0, np.inf, 0.0))
+    radii[rows, label] = np.inf
+    return np.maximum(radii.min(1), 0.0)
+
+
+def check(folder, full=False, sample=32, seed=None):
+    """Accept the certificate in a folder and say what was verified, or raise `Rejected` with the reason."""
+    folder = Path(folder)
+    try:
+        claims = json.loads((folder / "certificate.json").read_text())
+        stated = {k: v for k, v in claims.items() if k != "digest"}
+        canonical = hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
+        require(claims["digest"] == canonical, "certificate.json was changed: its digest does not match")
+        for name, digest in claims["files"].items():
+            found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+            require(found == digest, f"{name} was changed: its digest does not match")
+        require({"frozen.safetensors", "certified.npz"} <= set(claims["files"]), "a file has no digest")
+        return _check(folder, claims, full, sample, seed)
+    except FileNotFoundError as error:
+        raise Rejected(f"{error.filename} is missing") from None
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError) as error:
+        raise Rejected(f"the certificate cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _check(folder, claims, full, sample, seed):
+    require(claims["schema"] == 1 and claims["dtype"] == "float64", "this checker reads schema 1 in float64")
+    require(claims["domain"] == [0, 1], "this checker knows the pixels of [0, 1]")
+    require(claims["norm"] == "L2 on the values handed to the network", "this checker knows the L2 norm")
+    description, tensors = read_safetensors(folder / "frozen.safetensors")
+    require(description["schema"] == 1 and description["in_shape"] == claims["in_shape"], "the shapes do not agree")
+    stated, primitives = claims["primitives"], []
+    require(len(stated) == len(description["primitives"]), "the ledger does not list every primitive")
+    for i, p in enumerate(description["primitives"]):
+        require(p["kind"] == stated[i]["kind"] and p["kind"] in KINDS, f"primitive {i} is of no known kind")
+        own = {name.split(".", 1)[1]: t for name, t in tensors.items() if name.split(".", 1)[0] == str(i)}
+        norm = Fraction(stated[i]["norm"]) if "map" in p else None
+        primitives.append(KINDS[p["kind"]](p, own, norm))
+        if norm is not None:
+            verify_norm(primitives[-1].map, stated[i], f"primitive {i} ({p['kind']})")
+    total, before, error, classes = derive(primitives, description["in_shape"], stated)
+    bounds = pair_bounds(primitives, total, before, classes)
+    require(claims["classes"] == classes, f"the network has {classes} classes")
+    require(total <= Fraction(claims["lipschitz"]), f"L = {claims['lipschitz']} is stated too low")
+    require(error <= Fraction(claims["rounding"]), f"E = {claims['rounding']} is stated too low")
+    claimed = np.asarray(claims["pair_bounds"], dtype=np.float64)
+    off = ~np.eye(classes, dtype=bool)
+    require(claimed.shape == bounds.shape and (claimed[off] >= bounds[off]).all(), "a pair bound is stated too low")
+
+    with np.load(folder / "certified.npz", allow_pickle=False) as rows:
+        images, logits, label, radius = (rows[k] for k in ("images", "logits", "label", "radius"))
+    count = claims["images"]
+    require(logits.shape == (count, classes) and logits.dtype == np.float64, "the scores do not fit the claims")
+    require(label.shape == radius.shape == (count,) and radius.dtype == np.float64, "the rows do not fit the claims")
+    require(images.shape == (count, *claims["in_shape"]), "the images do not fit the claims")
+    finite = np.isfinite(logits).all(1)
+    require(not np.isnan(radius).any() and (radius[~finite] <= 0).all(), "a radius is stated where nothing is known")
+    safe = np.where(finite[:, None], logits, 0.0)
+    require((label[finite] == safe.argmax(1)[finite]).all(), "a label is not that of the greatest score")
+    derived = np.where(finite, radii_of(safe, safe.argmax(1), bounds, error), 0.0)
+    worst = int(np.argmax(radius - derived)) if count else 0
+    require(
+        (radius <= derived).all(), f"image {worst}: R = {radius[worst] if count else 0} is more than can be derived"
+    )
+
+    chosen = np.arange(count)
+    if not full:
+        chosen = np.sort(np.random.default_rng(seed).permutation(count)[:sample])
+    for part in np.array_split(chosen, max(1, len(chosen) // 50)):
+        x = images[part].astype(np.float64) / (255 if images.dtype == np.uint8 else 1)
+        require(((x >= 0) & (x <= 1)).all(), "an image lies outside of [0, 1]")
+        for p in primitives:
+            x = p.run(x)
+        apart = np.sqrt(((x - logits[part]) ** 2).sum(1)) if len(part) else np.zeros(1)
+        require((apart <= 2 * float(error) * (1 + 1e-9)).all(), "stored scores are not those of this network")
+    return f"{count} radii verified, {len(chosen)} of them from the image; L = {float(total)!r}, E = {float(error):.3g}"
+
+
+def main(arguments=None):
+    """python -m lipflow.check FOLDER [--full]"""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    folders = [a for a in arguments if not a.startswith("--")]
+    if len(folders) != 1 or not set(arguments) <= {*folders, "--full"}:
+        print(__doc__)
+        return 2
+    try:
+        print(f"accepted: {check(folders[0], full='--full' in arguments)}")
+    except Rejected as reason:
+        print(f"rejected: {reason}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""A linear map as a frozen network runs it: float64, our own unfold and matrix product, and its constants.
+
+Backends may convolve by Winograd or FFT, which the error model does not cover. Here every entry of Wx is one sum of at
+most `dots[0]` products, in some order, and every entry of Wᵀy one of at most `dots[1]` (Note [error model]).
+"""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lipflow.operators import Conv2d, Dense, LinearOperator
+from lipflow.operators.norm import Twist, norm_certificate
+from lipflow.rounding import TINY, gamma, sqrt_up, up
+
+# A stated constant is this much above the one derived here, so that another program, which rounds differently,
+# derives one that is at most the stated one.
+ROOM = Fraction(1, 2**32)
+
+
+@dataclass(frozen=True, eq=False)
+class Map:
+    """x ↦ Wx with ‖W‖ ≤ `norm` and ‖|W|‖ ≤ `spread`; `geometry` is that of a convolution, or None for a matrix."""
+
+    weight: Tensor
+    geometry: dict[str, Any] | None
+    norm: float
+    spread: float
+    twist: Twist
+
+    @staticmethod
+    def of(op: LinearOperator) -> "Map":
+        """Bound an operator once, and hold its weights in float64."""
+        weight = op.weight.detach().to("cpu", torch.float64).clone()
+        held = op.with_kernel(weight) if isinstance(op, Conv2d) else Dense(weight)
+        norm, twist = norm_certificate(held)
+        return Map(weight, geometry_of(op), up(Fraction(norm) * (1 + ROOM)), spread_bound(held), twist)
+
+    @cached_property
+    def op(self) -> Dense | Conv2d:
+        if self.geometry is None:
+            return Dense(self.weight)
+        return Conv2d(self.weight, **{k: _tuples(v) for k, v in self.geometry.items()})
+
+    @property
+    def dots(self) -> tuple[int, int]:
+        """The greatest number of products in an entry of Wx, and of Wᵀy (with the additions that unwrap a torus)."""
+        op = self.op
+        if isinstance(op, Dense):
+            return self.weight.shape[1], self.weight.shape[0]
+        out, grouped, height, width = self.weight.shape
+        return grouped * height * width + 1, out // op.groups * height * width + 1 + repeats(op)
+
+    def apply_error(self, reach: Fraction) -> Fraction:
+        """‖fl(Wx) - Wx‖ for ‖x‖ ≤ reach."""
+        return self._error(self.dots[0], reach)
+
+    def adjoint_error(self, reach: Fraction) -> Fraction:
+        """‖fl(Wᵀy) - Wᵀy‖ for ‖y‖ ≤ reach."""
+        return self._error(self.dots[1], reach)
+
+    def _error(self, dot: int, reach: Fraction) -> Fraction:
+        return gamma(dot) * Fraction(self.spread) * reach + dot * self.entries * TINY
+
+    @property
+    def entries(self) -> int:
+        """Entries of one input and one output together."""
+        return math.prod(self.op.in_shape) + math.prod(self.op.out_shape)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return _Apply.apply(x, self)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        return _Adjoint.apply(y, self)
+
+
+class _Apply(torch.autograd.Function):
+    """Wx; its derivative is the adjoint, run in the same way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Map) -> Tensor:
+        ctx.map = w
+        return _forward(w.op, x) if isinstance(w.op, Conv2d) else x @ w.weight.T
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _Adjoint.apply(grads[0], ctx.map), None
+
+
+class _Adjoint(torch.autograd.Function):
+    """Wᵀy; its derivative is W."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, w: Map) -> Tensor:
+        ctx.map = w
+        return _backward(w.op, y) if isinstance(w.op, Conv2d) else y @ w.weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _Apply.apply(grads[0], ctx.map), None
+
+
+def _forward(op: Conv2d, x: Tensor) -> Tensor:
+    strides, dilations = (op.rows.stride, op.columns.stride), (op.rows.dilation, op.columns.dilation)
+    return correlate(op.pad(x), op.kernel, strides, dilations, op.groups)
+
+
+def _backward(op: Conv2d, y: Tensor) -> Tensor:
+    """The adjoint is a correlation of y, spread out by the stride and padded, with the kernel turned around."""
+    rows, columns = op.rows, op.columns
+    spread = y
+    if (rows.stride, columns.stride) != (1, 1):
+        spread = y.new_zeros(
+            *y.shape[:2], (rows.outputs - 1) * rows.stride + 1, (columns.outputs - 1) * columns.stride + 1
+        )
+        spread[:, :, :: rows.stride, :: columns.stride] = y
+    margins = (columns.extent - 1, columns.extent - 1 + columns.unread, rows.extent - 1, rows.extent - 1 + rows.unread)
+    out, grouped = op.kernel.shape[:2]
+    turned = (
+        op.kernel.reshape(op.groups, out // op.groups, grouped, rows.kernel, columns.kernel).transpose(1, 2).flip(3, 4)
+    )
+    turned = turned.reshape(op.groups * grouped, out // op.groups, rows.kernel, columns.kernel)
+    return op.unpad(correlate(F.pad(spread, margins), turned, (1, 1), (rows.dilation, columns.dilation), op.groups))
+
+
+def correlate(x: Tensor, kernel: Tensor, stride: tuple[int, int], dilation: tuple[int, int], groups: int) -> Tensor:
+    """Σ_j K_j x[i·stride + j·dilation] without padding, by unfolding whichever side has fewer channels.
+
+    Few inputs: gather the taps of x into columns, then one product. Few outputs: one product at each position, then
+    add the taps. Either way an entry is a sum of in·taps products, by at most in·taps + 1 roundings in any chain.
+    """
+    out, grouped, height, width = kernel.shape
+    batch = x.shape[0]
+    sizes = [
+        (n - d * (k - 1) - 1) // s + 1
+        for n, k, s, d in zip(x.shape[2:], (height, width), stride, dilation, strict=True)
+    ]
+    taps = [(a, b) for a in range(height) for b in range(width)]
+
+    def window(t: Tensor, a: int, b: int) -> Tensor:
+        top, left = a * dilation[0], b * dilation[1]
+        bottom, right = top + (sizes[0] - 1) * stride[0] + 1, left + (sizes[1] - 1) * stride[1] + 1
+        return t[..., top : bottom : stride[0], left : right : stride[1]]
+
+    x = x.unflatten(1, (groups, grouped))
+    blocks = kernel.unflatten(0, (groups, -1))  # (groups, out / groups, in / groups, height, width)
+    if grouped <= out // groups:
+        columns = torch.stack([window(x, a, b) for a, b in taps], 3)  # (batch, groups, in, taps, rows, columns)
+        product = blocks.flatten(2) @ columns.reshape(batch, groups, grouped * len(taps), sizes[0] * sizes[1])
+        return product.reshape(batch, out, *sizes)
+    by_tap = blocks.permute(0, 3, 4, 1, 2).reshape(groups, -1, grouped)
+    product = (by_tap @ x.flatten(3)).reshape(batch, groups, len(taps), out // groups, *x.shape[3:])
+    total = window(product[:, :, 0], *taps[0]).clone()
+    for index, (a, b) in enumerate(taps[1:], 1):
+        total += window(product[:, :, index], a, b)
+    return total.reshape(batch, out, *sizes)
+
+
+def spread_bound(op: Dense | Conv2d) -> float:
+    """At least ‖|W|‖₂, by Schur's test: √(greatest row sum · greatest column sum) of |W|."""
+    weight = op.weight.abs()
+    if isinstance(op, Dense):
+        rows, columns, terms, copies = weight.sum(1).max(), weight.sum(0).max(), max(weight.shape), 1
+    else:
+        rows = weight.sum((1, 2, 3)).max()
+        columns = weight.unflatten(0, (op.groups, -1)).sum((1, 3, 4)).max()
+        terms, copies = weight.numel(), repeats(op)
+    product = Fraction(float(rows)) * Fraction(float(columns)) * copies / (1 - gamma(terms)) ** 2
+    return up(sqrt_up(product) * (1 + ROOM) + terms * TINY)
+
+
+def repeats(op: LinearOperator) -> int:
+    """How often padding repeats one input position."""
+    if not isinstance(op, Conv2d) or op.padding_mode == "zeros":
+        return 1
+    axes = (op.rows, op.columns)
+    counts = [-(-(axis.size + axis.before + axis.after) // axis.size) for axis in axes]
+    return counts[0] * counts[1]
+
+
+def geometry_of(op: LinearOperator) -> dict[str, Any] | None:
+    """The arguments of a Conv2d after its kernel, as plain data."""
+    if not isinstance(op, Conv2d):
+        return None
+    rows, columns = op.rows, op.columns
+    return dict(
+        in_size=[rows.size, columns.size],
+        padding=[[rows.before, rows.after], [columns.before, columns.after]],
+        padding_mode=op.padding_mode,
+        stride=[rows.stride, columns.stride],
+        dilation=[rows.dilation, columns.dilation],
+        groups=op.groups,
+    )
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value

@@ -1,0 +1,285 @@
+"""The certified object: a flat list of primitives, its constants, and its file.
+
+Let f be the composition of the exact primitives, fᵢ, and f̂ the program that runs them. Over the box [0, 1]ᵈ,
+
+    ‖f̂(x) - f(x)‖ ≤ E,    Eᵢ = Lᵢ·Eᵢ₋₁ + δᵢ(Xᵢ₋₁),    ‖x̂ᵢ‖ ≤ Xᵢ = ‖x̂ᵢ(c)‖ + L₁⋯Lᵢ·√d/2 + 2Eᵢ
+
+with c the centre of the box, at distance at most √d/2 from all of it: run once, it bounds every layer's input.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from lipflow.blocks.head import row_distances
+from lipflow.bound import Shape
+from lipflow.frozen.linear import ROOM, Map
+from lipflow.frozen.lower import lower
+from lipflow.frozen.primitive import PRIMITIVES, Affine, Primitive
+from lipflow.models import Network
+from lipflow.rounding import mul_up, norm_up, sqrt_up, up
+
+SCHEMA = 1
+
+
+class Row(NamedTuple):
+    """One line of the ledger: a primitive, its constant and where it comes from, its rounding, what it may be fed."""
+
+    kind: str
+    shape: str
+    lipschitz: float
+    how: str
+    rounding: float
+    reach: float
+
+
+class Frozen(nn.Module):
+    """A network that can be certified: immutable, float64, differentiable in its input.
+
+    It takes uint8 images, as k/255, or floats in [0, 1]  # (batch, *in_shape) → (batch, classes).
+    """
+
+    primitives: tuple[Primitive, ...]
+    in_shape: Shape
+    ledger: list[Row]
+    lipschitz: float
+    rounding: float
+    pair_bounds: Tensor
+    classes: int
+
+    def __init__(self, primitives: Sequence[Primitive], in_shape: Shape) -> None:
+        super().__init__()
+        require_arithmetic()
+        put = self.__dict__.__setitem__
+        put("primitives", tuple(primitives))
+        put("in_shape", tuple(in_shape))
+        _account(self, put)
+        put("_versions", self._version_count())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.receive(x)
+        for p in self.primitives:
+            x = p(x)
+        return x
+
+    def receive(self, x: Tensor) -> Tensor:
+        """Images as the network computes with them: float64, uint8 as k/255."""
+        if x.ndim != 1 + len(self.in_shape) or tuple(x.shape[1:]) != self.in_shape:
+            wanted = ", ".join(map(str, self.in_shape))
+            raise ValueError(f"this network takes images (batch, {wanted}), not {tuple(x.shape)}")
+        if x.dtype == torch.uint8:
+            return x.to(torch.float64) / 255
+        if not x.is_floating_point():
+            raise TypeError(f"images are uint8, or floats in [0, 1], not {x.dtype}")
+        return x.to(torch.float64)
+
+    def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(label, certified radius) of each image."""
+        from lipflow.certificate import certify
+
+        certificates = certify(self, x)
+        return certificates.label, certificates.radius
+
+    def require_untouched(self) -> None:
+        """Refuse to certify with tensors that were changed after their norms were bounded."""
+        if self._version_count() != self.__dict__["_versions"]:
+            raise RuntimeError("a tensor of this frozen network was changed in place; freeze the model again")
+
+    def _version_count(self) -> int:
+        return sum(t._version for _, t in tensors_of(self.primitives))
+
+    # Immutable
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "training" and name in self.__dict__:
+            raise AttributeError(f"a frozen network is immutable; {name} cannot be set")
+        super().__setattr__(name, value)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "Frozen":
+        moved = fn(torch.zeros(1, dtype=torch.float64))
+        if moved.dtype != torch.float64 or moved.device.type != "cpu":
+            given = f"{moved.dtype} on {moved.device}"
+            raise TypeError(
+                f"a certificate is of the program in float64 on the CPU; the network stays there, not {given}"
+            )
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Frozen":
+        return self
+
+    def extra_repr(self) -> str:
+        kinds = ", ".join(p.kind for p in self.primitives[:6]) + (", …" if len(self.primitives) > 6 else "")
+        return f"{self.in_shape} → {self.classes}, L = {self.lipschitz}, E = {self.rounding:.3g}, [{kinds}]"
+
+    # Files
+
+    def save(self, path: str | Path) -> None:
+        """Write the network to a safetensors file: tensors, and the list of primitives as metadata."""
+        metadata = {"lipflow": json.dumps(describe(self), sort_keys=True)}
+        save_file({name: t.contiguous() for name, t in tensors_of(self.primitives)}, str(path), metadata)
+
+    @staticmethod
+    def load(path: str | Path) -> "Frozen":
+        """Read a network from its file. Every norm is bounded anew: a file's word is not taken."""
+        with safe_open(str(path), framework="pt") as file:
+            text = (file.metadata() or {}).get("lipflow")
+            if text is None:
+                raise ValueError(f"{path} is no frozen lipflow network: its metadata has no 'lipflow'")
+            description = json.loads(text)
+            if description.get("schema") != SCHEMA:
+                raise ValueError(f"{path} has schema {description.get('schema')!r}; this version reads {SCHEMA}")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+        primitives = [_restore(i, entry, tensors) for i, entry in enumerate(description["primitives"])]
+        return Frozen(primitives, tuple(description["in_shape"]))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the list of primitives and every tensor."""
+        sha = hashlib.sha256(json.dumps(describe(self), sort_keys=True).encode())
+        for name, t in tensors_of(self.primitives):
+            sha.update(name.encode())
+            sha.update(t.contiguous().numpy().tobytes())
+        return sha.hexdigest()
+
+
+def freeze(model: nn.Module, in_shape: Shape | None = None) -> Frozen:
+    """Lower a model to primitives in float64, bound every norm once, and return what can be certified.
+
+    Built networks know their input shape; for a Sequential of your own, give in_shape=(channels, height, width).
+    """
+    if isinstance(model, Frozen):
+        return model
+    shape = in_shape if in_shape is not None else (model.in_shape if isinstance(model, Network) else None)
+    if shape is None:
+        raise ValueError("freeze needs the shape of one input: freeze(model, in_shape=(channels, height, width))")
+    if isinstance(model, Network) and tuple(shape) != model.in_shape:
+        raise ValueError(f"this network was built for {model.in_shape}, not {tuple(shape)}")
+    return Frozen(list(lower(model, tuple(shape), "")), tuple(shape))
+
+
+def _account(frozen: Frozen, put: Any) -> None:
+    """Run the centre of the box through the network, and fold constants and rounding errors on the way."""
+    dimension = math.prod(frozen.in_shape)
+    radius = sqrt_up(Fraction(dimension)) / 2
+    x = torch.full((1, *frozen.in_shape), 0.5, dtype=torch.float64)
+    total, error, reach = 1.0, Fraction(0), (Fraction(norm_up(x)) + radius) * (1 + ROOM)
+    ledger, features = [], 1.0
+    for p in frozen.primitives:
+        x_next = p(x)
+        entries = max(x[0].numel(), x_next[0].numel())
+        local = p.error(reach, entries) * (1 + ROOM)
+        features, total = total, mul_up(total, p.lipschitz)
+        error = Fraction(up(Fraction(p.lipschitz) * error + local))
+        ledger.append(Row(p.kind, p.shape, p.lipschitz, p.how, up(local), up(reach)))
+        x = x_next
+        reach = Fraction(up((Fraction(norm_up(x)) + Fraction(total) * radius + 2 * error) * (1 + ROOM)))
+    if x.ndim != 2 or x.shape[1] < 2:
+        raise ValueError(f"a classifier ends in (batch, classes) with at least 2 classes, not {tuple(x.shape)}")
+    rounding = up(error)
+    if not (math.isfinite(total) and math.isfinite(rounding)):
+        raise ValueError(f"the constants of this network are beyond float64: L = {total}, E = {rounding}")
+    put("ledger", ledger)
+    put("lipschitz", total)
+    put("rounding", rounding)
+    put("classes", x.shape[1])
+    put("pair_bounds", pair_bounds(frozen.primitives, features, total, x.shape[1]))
+
+
+def pair_bounds(primitives: Sequence[Primitive], features: float, total: float, classes: int) -> Tensor:
+    """Bounds on the Lipschitz constants of fᵢ - fⱼ  # (classes, classes).
+
+    After a last matrix W on L-Lipschitz features, ‖wᵢ - wⱼ‖·L; after anything else, √2 times the whole L.
+    """
+    last = primitives[-1] if primitives else None
+    if isinstance(last, Affine) and last.map.geometry is None:
+        distances, constant = row_distances(last.map.weight), features
+    else:
+        distances = up(sqrt_up(Fraction(2))) * (1 - torch.eye(classes, dtype=torch.float64))
+        constant = total
+    scaled = distances * up(Fraction(constant) * (1 + ROOM))
+    return torch.nextafter(scaled, torch.full_like(scaled, math.inf)).fill_diagonal_(0.0)
+
+
+def describe(frozen: Frozen) -> dict[str, Any]:
+    """The network without its tensors, as plain data."""
+    return dict(
+        schema=SCHEMA,
+        in_shape=list(frozen.in_shape),
+        primitives=[dict(kind=p.kind, **_plain(p)) for p in frozen.primitives],
+    )
+
+
+def _plain(p: Primitive) -> dict[str, Any]:
+    plain = {}
+    for field in dataclasses.fields(p):
+        value = getattr(p, field.name)
+        if isinstance(value, Map):
+            plain[field.name] = dict(geometry=value.geometry)
+        elif not isinstance(value, Tensor):
+            plain[field.name] = value
+    return plain
+
+
+def tensors_of(primitives: Sequence[Primitive]) -> list[tuple[str, Tensor]]:
+    """Every tensor of a list of primitives, by name: "3.weight", "3.bias", …"""
+    named = []
+    for index, p in enumerate(primitives):
+        for field in dataclasses.fields(p):
+            value = getattr(p, field.name)
+            if isinstance(value, Map):
+                named.append((f"{index}.weight", value.weight))
+            elif isinstance(value, Tensor):
+                named.append((f"{index}.{field.name}", value))
+    return named
+
+
+def _restore(index: int, entry: dict[str, Any], tensors: dict[str, Tensor]) -> Primitive:
+    """A primitive from its description and the tensors of its file."""
+    kind = PRIMITIVES.get(entry.get("kind", ""))
+    if kind is None:
+        raise ValueError(f"primitive {index} is of a kind that is not known: {entry.get('kind')!r}")
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        if field.name == "map":
+            geometry = entry["map"]["geometry"]
+            held = Map(_tensor(tensors, f"{index}.weight"), geometry, math.inf, math.inf, (0, 0))
+            values["map"] = Map.of(held.op)
+        elif field.name in entry:
+            values[field.name] = entry[field.name]
+        else:
+            values[field.name] = _tensor(tensors, f"{index}.{field.name}")
+    return kind(**values)
+
+
+def _tensor(tensors: dict[str, Tensor], name: str) -> Tensor:
+    if name not in tensors or tensors[name].dtype != torch.float64 or not bool(torch.isfinite(tensors[name]).all()):
+        raise ValueError(f"the file has no finite float64 tensor {name!r}")
+    return tensors[name]
+
+
+def require_arithmetic() -> None:
+    """Refuse a machine whose float64 is not IEEE with rounding to nearest, as far as a quick test can tell."""
+    one = torch.ones(1, dtype=torch.float64)
+    half = one * 2.0**-53
+    right = [
+        (one + half == one).item(),  # a tie goes to even
+        (one + half * 1.5 > one).item(),
+        (one - half < one).item(),
+        (one / 3 * 3 == one).item(),
+        ((one * 2.0**27 + 1).square() - 2.0**54 == 2.0**28).item(),
+    ]
+    exact = torch.arange(1, 10001, dtype=torch.float64) @ torch.arange(1, 10001, dtype=torch.float64)
+    if not all(right) or exact.item() != 10000 * 10001 * 20001 // 6:
+        raise RuntimeError(
+            "float64 arithmetic here does not round to nearest as IEEE 754 says; nothing can be certified"
+        )

@@ -1,0 +1,66 @@
+"""A certificate on disk, which another program can check: four files beside each other.
+
+frozen.safetensors    the network: every number it computes with, and the list of its primitives
+certificate.json      what is claimed: L, E, pair bounds, each primitive's constants and how they were obtained
+certified.npz         one row an image: image, truth, logits, label, radius, the paper's radius
+digest in certificate.json ties them together; `lipflow.check` re-derives everything from them with NumPy alone.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from lipflow.certificate import Certificates
+from lipflow.frozen import Frozen
+from lipflow.frozen.linear import Map
+
+WEIGHTS, CLAIMS, ROWS = "frozen.safetensors", "certificate.json", "certified.npz"
+
+
+def write(folder: str | Path, frozen: Frozen, certificates: Certificates, images: Tensor, truth: Tensor) -> None:
+    """Write the certificate of some images, given as uint8 or float64, and their true labels. The claims come last."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CLAIMS).unlink(missing_ok=True)  # a half-written certificate claims nothing
+    frozen.save(folder / WEIGHTS)
+    columns = dict(images=images, truth=truth, **vars(certificates))
+    np.savez(folder / ROWS, **{name: column.numpy() for name, column in columns.items()})
+    text = json.dumps(claims(folder, frozen, certificates), indent=1)
+    partial = folder / f"{CLAIMS}.partial"
+    partial.write_text(text)
+    os.replace(partial, folder / CLAIMS)
+
+
+def claims(folder: Path, frozen: Frozen, certificates: Certificates) -> dict[str, Any]:
+    """Everything that the certificate states, with a digest over all of it."""
+    stated = dict(
+        schema=1,
+        dtype="float64",
+        domain=[0, 1],
+        norm="L2 on the values handed to the network",
+        in_shape=list(frozen.in_shape),
+        classes=frozen.classes,
+        images=len(certificates),
+        lipschitz=frozen.lipschitz,
+        rounding=frozen.rounding,
+        pair_bounds=frozen.pair_bounds.tolist(),
+        primitives=[_claim(p, row) for p, row in zip(frozen.primitives, frozen.ledger, strict=True)],
+        files={name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in (WEIGHTS, ROWS)},
+    )
+    return dict(stated, digest=digest(stated))
+
+
+def digest(stated: dict[str, Any]) -> str:
+    """SHA-256 over the claims, which hold the digests of the files."""
+    return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
+
+
+def _claim(p: Any, row: Any) -> dict[str, Any]:
+    held = getattr(p, "map", None)
+    proof = dict(norm=held.norm, twist=list(held.twist)) if isinstance(held, Map) else {}
+    return dict(row._asdict(), **proof)
