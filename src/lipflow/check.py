@@ -556,7 +556,7 @@ def radii_of(logits, label, bounds, error):
     rows = np.arange(len(logits))
     room = below(below(logits[rows, label][:, None] - logits) - slack)
     distances = bounds[label]
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         radii = np.where(distances > 0, below(room / distances), np.where(room > 0, np.inf, 0.0))
     radii[rows, label] = np.inf
     return np.maximum(radii.min(1), 0.0)

@@ -36,7 +36,7 @@ class Map:
     @staticmethod
     def of(op: LinearOperator) -> "Map":
         """Bound an operator once, and hold its weights in float64."""
-        weight = op.weight.detach().to("cpu", torch.float64).clone()
+        weight = op.weight.detach().to("cpu", torch.float64).clone(memory_format=torch.contiguous_format)
         held = op.with_kernel(weight) if isinstance(op, Conv2d) else Dense(weight)
         norm, twist = norm_certificate(held)
         return Map(weight, geometry_of(op), up(Fraction(norm) * (1 + ROOM)), spread_bound(held), twist)

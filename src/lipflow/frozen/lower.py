@@ -45,7 +45,10 @@ def lower(module: nn.Module, shape: Shape, name: str) -> Lowered:
 
 def out_shape(p: Primitive, shape: Shape) -> Shape:
     """The shape after a primitive, by running it on zeros."""
-    return tuple(p(torch.zeros(1, *shape, dtype=torch.float64)).shape[1:])
+    try:
+        return tuple(p(torch.zeros(1, *shape, dtype=torch.float64)).shape[1:])
+    except (RuntimeError, IndexError) as error:
+        raise ValueError(f"{p.kind} ({p.shape}) does not take an input of shape {shape}: {error}") from error
 
 
 def _refuse(module: nn.Module, name: str) -> str:

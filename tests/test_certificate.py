@@ -1,0 +1,108 @@
+"""Certificates: the rule, in exact arithmetic; and what is never certified."""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import lipflow
+from lipflow.certificate import from_logits
+
+ROOT = 1.4142135623730951
+
+
+def _pairs(classes: int, value: float = ROOT) -> torch.Tensor:
+    return value * (1 - torch.eye(classes, dtype=torch.float64))
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    st.lists(st.floats(-10, 10), min_size=2, max_size=5),
+    st.floats(0, 0.1),
+    st.floats(1e-3, 10),
+)
+def test_the_radius_is_never_above_the_rule(scores, rounding, distance):
+    """R·d ≤ f_y - f_j - 2√2·E for every rival, in exact rationals; and within a few ulps of it."""
+    certificates = from_logits(torch.tensor([scores], dtype=torch.float64), _pairs(len(scores), distance), rounding)
+    radius, label = float(certificates.radius[0]), int(certificates.label[0])
+    rivals = [Fraction(s) for i, s in enumerate(scores) if i != label]
+    # 2√2·E ≤ room for every rival, squared to stay rational: (8E²) ≤ (margin - R·d)²
+    margin = Fraction(scores[label]) - max(rivals)
+    room = margin - Fraction(radius) * Fraction(distance)
+    if radius > 0:
+        assert room >= 0
+        assert room**2 >= 8 * Fraction(rounding) ** 2
+        ideal = (float(margin) - 2 * math.sqrt(2) * rounding) / distance
+        assert radius == pytest.approx(ideal, rel=1e-9, abs=1e-12)
+    else:
+        assert (float(margin) - 2 * math.sqrt(2) * rounding) / distance <= 1e-12
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [[1.0, 1.0, 0.0], [math.nan, 1.0, 0.0], [math.inf, 1.0, 0.0], [-math.inf, 1.0, 0.0], [0.0, 0.0, 0.0]],
+    ids=["tie", "nan", "inf", "-inf", "all equal"],
+)
+def test_never_certified(scores):
+    certificates = from_logits(torch.tensor([scores], dtype=torch.float64), _pairs(3), 0.0)
+    assert float(certificates.radius[0]) == 0.0
+    assert not bool(certificates.certified(0)[0])
+
+
+def test_certified_is_exact_at_the_boundary():
+    radius = 0.25
+    row = lipflow.Certificates(
+        torch.tensor([0]), torch.tensor([radius], dtype=torch.float64), torch.zeros(1), torch.zeros(1, 2)
+    )
+    assert not bool(row.certified(Fraction(1, 4)))
+    assert bool(row.certified(Fraction(1, 4) - Fraction(1, 10**30)))
+    assert not bool(row.certified(Fraction(1, 4) + Fraction(1, 10**30)))
+    assert bool(row.certified("36/255"))
+    assert bool(row.certified(0))
+    with pytest.raises(ValueError, match="at least 0, not -1"):
+        row.certified(-1)
+
+
+@pytest.fixture(scope="module")
+def frozen():
+    torch.manual_seed(0)
+    return lipflow.freeze(lipflow.build("cpl-digits"))
+
+
+def test_images_as_bytes_or_floats(frozen):
+    pixels = (torch.rand(7, 1, 8, 8) * 255).to(torch.uint8)
+    from_bytes, from_floats = lipflow.certify(frozen, pixels), lipflow.certify(frozen, pixels.double() / 255)
+    assert torch.equal(from_bytes.radius, from_floats.radius)
+    label, radius = frozen.predict(pixels)
+    assert torch.equal(label, from_bytes.label)
+    assert torch.equal(radius, from_bytes.radius)
+    assert bool((from_bytes.radius <= from_bytes.paper_radius).all())
+    torch.testing.assert_close(from_bytes.radius, from_bytes.paper_radius, rtol=1e-6, atol=1e-9)
+
+
+def test_no_images(frozen):
+    assert len(lipflow.certify(frozen, torch.zeros(0, 1, 8, 8))) == 0
+
+
+@pytest.mark.parametrize(
+    ("images", "error", "words"),
+    [
+        (torch.full((1, 1, 8, 8), math.nan), ValueError, "contain nan"),
+        (torch.full((1, 1, 8, 8), math.inf), ValueError, "contain inf"),
+        (torch.full((1, 1, 8, 8), 1.5), ValueError, "contain 1.5"),
+        (torch.full((1, 1, 8, 8), -1e-9), ValueError, "contain -9.99|contain -1e-09"),
+        (torch.zeros(1, 8, 8), ValueError, r"\(batch, 1, 8, 8\), not \(1, 8, 8\)"),
+        (torch.zeros(1, 1, 8, 8, dtype=torch.int32), TypeError, "uint8, or floats"),
+    ],
+)
+def test_bad_images(frozen, images, error, words):
+    with pytest.raises(error, match=words):
+        lipflow.certify(frozen, images)
+
+
+def test_live_networks_are_not_certified():
+    with pytest.raises(TypeError, match=r"lipflow.freeze\(model\), not Network"):
+        lipflow.certify(lipflow.build("cpl-digits"), torch.zeros(1, 1, 8, 8))

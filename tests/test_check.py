@@ -1,0 +1,262 @@
+"""The independent checker: it accepts what is true, and nothing else; with NumPy alone."""
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import lipflow
+from lipflow import blocks, check, record
+from tests import contract
+from tests.frozen.test_network import FREEZABLE
+
+NETWORKS = {
+    "digits": lambda: lipflow.build("cpl-digits"),
+    "lln": lambda: lipflow.build("cpl-digits", lln=True, h=None),
+    "relaxed": lambda: lipflow.build("cpl-digits", h=1.9, std=0.5),
+}
+
+
+def _certificate(folder, model, in_shape=None, count=40):
+    torch.manual_seed(1)
+    frozen = lipflow.freeze(model, in_shape=in_shape)
+    images = (torch.rand(count, *frozen.in_shape) * 255).to(torch.uint8)
+    certificates = lipflow.certify(frozen, images)
+    record.write(folder, frozen, certificates, images, certificates.label)
+    return certificates
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_accepts(name, tmp_path):
+    torch.manual_seed(0)
+    _certificate(tmp_path, NETWORKS[name]())
+    assert "40 radii verified, 40 of them from the image" in check.check(tmp_path, full=True)
+    assert "32 of them" in check.check(tmp_path)
+
+
+@pytest.mark.parametrize("name", FREEZABLE)
+def test_accepts_every_kind_of_layer(name, tmp_path):
+    shape = contract.LAYERS[name].shape
+    _certificate(tmp_path, nn.Sequential(contract.make(name, trained=True), nn.Flatten()), shape, count=5)
+    check.check(tmp_path, full=True)
+
+
+def test_a_users_own_network(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        blocks.Center(0.5, 0.25),
+        nn.Conv2d(1, 4, 3, padding=1),
+        blocks.MaxMin(),
+        nn.MaxPool2d(3, stride=2, padding=1),
+        lipflow.cpl_conv(4, 8, stride=2, padding=1),
+        blocks.Householder(4),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16, 5),
+    )
+    _certificate(tmp_path, model, (1, 8, 8))
+    check.check(tmp_path, full=True)
+
+
+def test_runs_without_torch(tmp_path):
+    _certificate(tmp_path, NETWORKS["digits"]())
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'safetensors', 'rich', 'tyro', 'matplotlib'): sys.modules[name] = None\n"
+        "import runpy\n"
+        "sys.argv = ['check', sys.argv[1], '--full']\n"
+        "runpy.run_module('lipflow.check', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("accepted: 40 radii verified, 40")
+
+
+# Mutations. Without a new digest each is noticed at once; with one, the claim itself is found to be false.
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("good")
+    _certificate(folder, lipflow.build("cpl-digits", lln=True))
+    return folder
+
+
+@pytest.fixture
+def copied(good, tmp_path):
+    shutil.copytree(good, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def _claims(folder):
+    return json.loads((folder / record.CLAIMS).read_text())
+
+
+def _sign(folder, claims):
+    """Write claims with digests that fit."""
+    claims.pop("digest", None)
+    claims["files"] = {n: hashlib.sha256((folder / n).read_bytes()).hexdigest() for n in (record.WEIGHTS, record.ROWS)}
+    (folder / record.CLAIMS).write_text(json.dumps(dict(claims, digest=record.digest(claims))))
+
+
+def _rows(folder, **changes):
+    with np.load(folder / record.ROWS) as rows:
+        columns = {name: rows[name] for name in rows.files}
+    np.savez(folder / record.ROWS, **{**columns, **{k: f(columns[k].copy()) for k, f in changes.items()}})
+
+
+def _numbers(value, path=()):
+    """The paths of all numbers and strings in a JSON value."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _numbers(inner, (*path, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _numbers(inner, (*path, index))
+    else:
+        yield path
+
+
+def test_every_field_is_under_the_digest(good, copied):
+    claims = _claims(good)
+    paths = list(_numbers(claims))
+    assert len(paths) > 100
+    for path in paths:
+        changed = _claims(good)
+        inner = changed
+        for key in path[:-1]:
+            inner = inner[key]
+        value = inner[path[-1]]
+        inner[path[-1]] = value * 1.5 + 1 if isinstance(value, int | float) else value + "!"
+        (copied / record.CLAIMS).write_text(json.dumps(changed))
+        with pytest.raises(check.Rejected, match=r"digest|float64|schema"):
+            check.check(copied)
+
+
+@pytest.mark.parametrize("name", [record.WEIGHTS, record.ROWS])
+def test_every_byte_is_under_the_digest(copied, name):
+    path = copied / name
+    raw = bytearray(path.read_bytes())
+    for position in (0, len(raw) // 3, len(raw) // 2, len(raw) - 1):
+        changed = bytearray(raw)
+        changed[position] ^= 1
+        path.write_bytes(changed)
+        with pytest.raises(check.Rejected, match=f"{re.escape(name)} was changed"):
+            check.check(copied)
+    path.write_bytes(raw[:-1])
+    with pytest.raises(check.Rejected, match="was changed"):
+        check.check(copied)
+    path.unlink()
+    with pytest.raises(check.Rejected, match="is missing"):
+        check.check(copied)
+
+
+def _next_down(x):
+    return float(np.nextafter(x, -np.inf))
+
+
+def _lower(claims, path, factor):
+    inner = claims
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] *= factor
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        (("lipschitz",), r"L = .* too low"),
+        (("rounding",), r"E = .* too low"),
+        (("pair_bounds", 0, 1), "pair bound"),
+        (("primitives", 2, "norm"), "claimed norm"),
+        (("primitives", -1, "norm"), "claimed norm"),
+        (("primitives", 2, "lipschitz"), "L = .* too low"),
+        (("primitives", 2, "rounding"), "rounding is stated too low"),
+        (("primitives", 2, "reach"), "norm of its input is stated too low"),
+    ],
+)
+def test_a_constant_stated_too_low_is_rejected(copied, path, words):
+    claims = _claims(copied)
+    _lower(claims, path, 1 - 1e-6)
+    _sign(copied, claims)
+    with pytest.raises(check.Rejected, match=words):
+        check.check(copied)
+
+
+def test_a_norm_stated_too_high_costs_the_radii(copied):
+    """A looser norm is true, but then h·B² > 2, so the layer may expand and the radii no longer follow."""
+    claims = _claims(copied)
+    claims["primitives"][2]["norm"] *= 1.01
+    _sign(copied, claims)
+    with pytest.raises(check.Rejected):
+        check.check(copied)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (dict(radius=lambda r: r * (1 + 1e-6)), "more than can be derived"),
+        (dict(radius=lambda r: np.where(np.arange(len(r)) == 7, r + 1e-9, r)), "image 7: R = "),
+        (dict(radius=lambda r: np.full_like(r, np.nan)), "where nothing is known"),
+        (dict(radius=lambda r: np.full_like(r, np.inf)), "more than can be derived"),
+        (dict(label=lambda y: (y + 1) % 10), "label is not that of the greatest score"),
+        (dict(logits=lambda f: f + 1e-6 * np.arange(10)), "more than can be derived|not those|label"),
+        (dict(logits=lambda f: f[:, ::-1] * 1.0), "label is not"),
+        (dict(images=lambda x: 255 - x), "not those of this network"),
+        (dict(radius=lambda r: r[:-1]), "do not fit the claims"),
+        (dict(radius=lambda r: r.astype(np.float32)), "do not fit the claims"),
+    ],
+)
+def test_rows_that_do_not_follow_are_rejected(copied, changes, words):
+    _rows(copied, **changes)
+    _sign(copied, _claims(copied))
+    with pytest.raises(check.Rejected, match=words):
+        check.check(copied, full=True)
+
+
+def test_smaller_radii_are_accepted(copied):
+    """Accepted if and only if every stated radius is at most the derived one."""
+    _rows(copied, radius=lambda r: r * 0.5)
+    _sign(copied, _claims(copied))
+    check.check(copied, full=True)
+
+
+def test_scores_that_were_raised_with_their_radii_are_rejected(copied):
+    """A forger scales all scores, so that the radii follow from them: the image tells."""
+    claims = _claims(copied)
+    _rows(copied, logits=lambda f: f * 2, radius=lambda r: r * 2)
+    _sign(copied, claims)
+    with pytest.raises(check.Rejected, match="not those of this network"):
+        check.check(copied)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "cannot be read"),
+        ("{}", "cannot be read: KeyError"),
+        ("[1]", "cannot be read"),
+        ('{"digest": 1}', "digest"),
+    ],
+)
+def test_rubbish_is_rejected_with_a_reason(copied, text, words):
+    (copied / record.CLAIMS).write_text(text)
+    with pytest.raises(check.Rejected, match=words):
+        check.check(copied)
+
+
+def test_the_command(good, tmp_path, capsys):
+    assert check.main([str(good)]) == 0
+    assert capsys.readouterr().out.startswith("accepted: 40 radii verified")
+    assert check.main([str(tmp_path)]) == 1
+    assert "certificate.json is missing" in capsys.readouterr().out
+    assert check.main([]) == 2
+    assert "python -m lipflow.check FOLDER" in capsys.readouterr().out
