@@ -196,6 +196,7 @@ def _flatten(module: nn.Flatten, domain: Domain, name: str) -> float:
 
 
 def _linear(module: nn.Linear, domain: Domain, name: str) -> float:
+    require_vectors(domain.shape, name)
     return norm_bound(Dense(module.weight))
 
 
@@ -205,6 +206,12 @@ def _convolution(module: nn.Conv2d, domain: Domain, name: str) -> float:
             f"{name}: the norm of an nn.Conv2d depends on its input size; give in_shape=(channels, height, width)"
         )
     return norm_bound(operator_of(module, domain.shape[-2:]))
+
+
+def require_vectors(shape: Shape | None, name: str) -> None:
+    """An nn.Linear would act on many vectors at once, and its bias count as often: flatten first."""
+    if shape is not None and len(shape) != 1:
+        raise ValueError(f"{name}: nn.Linear takes (batch, features) here, not (batch, {str(shape)[1:]}; flatten first")
 
 
 def operator_of(module: nn.Conv2d, in_size: Shape) -> Conv2d:

@@ -543,10 +543,12 @@ def pair_bounds(primitives, total, before, classes):
     last = primitives[-1]
     if not isinstance(last, Affine) or last.map.axes is not None:
         return np.full((classes, classes), up(sqrt_up(Fraction(2)) * total))
-    w = last.map.weight
+    scale = power_of_two(last.map.weight) or 1.0
+    w = last.map.weight / scale
     squares = [((w - row) ** 2).sum(1) for row in w]
-    inflate = up((1 + gamma(w.shape[1] + 8)) * before)
-    return np.nextafter(np.nextafter(np.sqrt(squares), np.inf) * inflate, np.inf)
+    roots = np.sqrt(squares) * up(1 + gamma(w.shape[1] + 8)) + up(Fraction(w.shape[1] + 2, 2**511))
+    distances = np.nextafter(np.nextafter(roots, np.inf) * scale, np.inf)
+    return np.nextafter(distances * up(before), np.inf)
 
 
 def radii_of(logits, label, bounds, error):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lipflow.bound import Bound, Domain, Lipschitz
 from lipflow.operators import Dense, norm_bound
-from lipflow.rounding import gamma, norm_up, sqrt_up, up
+from lipflow.rounding import gamma, norm_up, power_of_two, sqrt_up, up
 
 
 class Head(Lipschitz):
@@ -99,8 +99,11 @@ def row_distances(rows: Tensor) -> Tensor:
     if not bool(torch.isfinite(w).all()):
         raise ValueError("the last layer has NaN or infinite weights, so no pair of its rows has a distance")
     features = w.shape[1]
-    # The difference and its square round once each, the sum at most γ_features, the root once.
-    inflate = up(1 + gamma(features + 8))
-    distances = torch.stack([(w - row).square().sum(1).sqrt() for row in w]) * inflate
-    distances = torch.nextafter(distances, torch.full_like(distances, math.inf))
-    return distances.fill_diagonal_(0.0)
+    scale = power_of_two(float(w.abs().max())) or 1.0
+    w = w / scale
+    # The difference and its square round once each, the sum at most γ_features, the root once; a square that
+    # underflows loses at most 2⁻¹⁰²², so that a root loses at most 2⁻⁵¹¹ for each of them, and so does the scaling.
+    inflate, underflow = up(1 + gamma(features + 8)), up(Fraction(features + 2, 2**511))
+    distances = torch.stack([(w - row).square().sum(1).sqrt() for row in w]) * inflate + underflow
+    distances = torch.nextafter(distances, torch.full_like(distances, math.inf)) * scale
+    return torch.nextafter(distances, torch.full_like(distances, math.inf)).fill_diagonal_(0.0)

@@ -26,6 +26,24 @@ class PadChannels(Nonexpansive):
         return str(self.channels)
 
 
+class TakeChannels(Nonexpansive):
+    """The first `channels` channels or features: an orthogonal projection, SOC's way to narrow."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        if channels < 1:
+            raise ValueError(f"channels must be at least 1, not {channels}")
+        self.channels = channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] < self.channels:
+            raise ValueError(f"TakeChannels({self.channels}) cannot widen an input of {x.shape[1]} channels")
+        return x[:, : self.channels]
+
+    def extra_repr(self) -> str:
+        return str(self.channels)
+
+
 class _Pool(Nonexpansive):
     """Windows of size × size that do not overlap; rows and columns past the last whole window are dropped."""
 

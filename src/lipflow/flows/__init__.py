@@ -2,6 +2,7 @@
 
 from lipflow.flows.field import MONOTONE, Convex, ConvexPotential, Field, Monotone, Potential, Skew, Sum
 from lipflow.flows.flow import Flow, cayley, cpl_conv, cpl_dense, proximal, soc
+from lipflow.flows.scale import LearnedNorm, ReshapedNorm, Scale, SpectralNorm
 from lipflow.flows.step import ExplicitEuler, Exponential, ImplicitEuler, Midpoint, Split, Step
 from lipflow.flows.weight import ConvWeight, DenseWeight, Weight
 
@@ -16,10 +17,14 @@ __all__ = [
     "Field",
     "Flow",
     "ImplicitEuler",
+    "LearnedNorm",
     "Midpoint",
     "Monotone",
     "Potential",
+    "ReshapedNorm",
+    "Scale",
     "Skew",
+    "SpectralNorm",
     "Split",
     "Step",
     "Sum",

@@ -14,7 +14,7 @@ from torch import Tensor
 from lipflow.bound import Bound, Domain
 from lipflow.flows.field import Convex, Skew
 from lipflow.flows.proximal import contraction, iterations_for, proximal
-from lipflow.flows.resolvent import resolvent
+from lipflow.flows.resolvent import apply, resolvent
 from lipflow.operators import norm_bound
 from lipflow.rounding import add_up, mul_up, sqrt_up, up
 
@@ -118,7 +118,12 @@ class Rational(Cell):
     beta: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        return resolvent(self.field.on(x), x, self.alpha, self.beta)
+        m = self.field.weight(x)
+        learn, coefficients = self.field.training, (self.alpha, self.beta)
+        matrices = self.field.recall(
+            lambda: resolvent(self.field.turn(m, learn), *coefficients), coefficients, m.in_shape
+        )
+        return apply(matrices, x)
 
     def bound(self, domain: Domain) -> Bound:
         return Bound(1.0)

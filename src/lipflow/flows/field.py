@@ -6,7 +6,7 @@ points (Meunier et al. 2022, Corollary 1).
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lipflow.bound import Domain, Shape
+from lipflow.flows.memo import Memo
+from lipflow.flows.scale import Scale
 from lipflow.flows.weight import ConvWeight, DenseWeight, Weight
 from lipflow.operators import Conv2d, Dense, LinearOperator, norm_bound
 from lipflow.rounding import add_up, mul_up, norm_up, sqrt_up, up
@@ -153,25 +155,38 @@ class Skew(nn.Module):
     """The field F(x) = Ax with A = (M - Mᵀ)/2, so Aᵀ = -A: it turns, and neither stretches nor shrinks.
 
     For a convolution the adjoint's kernel is M with its channels transposed and its taps reversed, so M must be
-    square in channels, of odd size, and padded evenly.
+    square in channels, of odd size, and padded evenly. With a `scale`, A is multiplied by it: `ReshapedNorm` for SOC.
     """
 
-    def __init__(self, weight: Weight) -> None:
+    def __init__(self, weight: Weight, scale: Scale | None = None) -> None:
         super().__init__()
         into, out = weight.channels
         if into != out:
             raise ValueError(f"a skew-symmetric map is square; this weight maps {into} to {out}")
         if isinstance(weight, ConvWeight):
             _require_symmetric_window(weight)
-        self.weight = weight
+        self.weight, self.scale, self.memo = weight, scale, Memo()
+        if scale is not None:
+            scale.follow(skew_kernel(weight.weight, groups_of(weight)))
 
     def operator(self, shape: Shape | None) -> LinearOperator:
         """A as an operator on inputs of a shape, or of the shape last seen."""
-        return skew_part(self.weight.operator(shape))
+        return self.turn(self.weight.operator(shape), learn=False)
 
     def on(self, x: Tensor) -> LinearOperator:
         """A as an operator on the inputs x, whose shape it takes up."""
-        return skew_part(self.weight(x))
+        m = self.weight(x)
+        return reweighted(m, self.recall(lambda: self.turn(m, self.training).weight))
+
+    def recall(self, compute: Callable[[], Tensor], *what: Hashable) -> Tensor:
+        """compute(), a function of A and of `what` alone: once in evaluation, until a parameter changes."""
+        inputs = (self.weight.weight, *(() if self.scale is None else self.scale.state()))
+        return self.memo(compute, inputs, *what, keep=not self.training)
+
+    def turn(self, m: LinearOperator, learn: bool) -> LinearOperator:
+        """A of M, scaled."""
+        a = skew_part(m)
+        return a if self.scale is None else reweighted(a, a.weight * self.scale(a, self.weight, learn))
 
     def forward(self, x: Tensor) -> Tensor:
         """F(x) = Ax."""
@@ -210,13 +225,28 @@ def monotone(sigma: str | Monotone) -> Monotone:
 
 def skew_part(op: LinearOperator) -> LinearOperator:
     """A = (M - Mᵀ)/2 of a square operator M."""
-    if isinstance(op, Dense):
-        return Dense((op.weight - op.weight.T) / 2)
-    assert isinstance(op, Conv2d)
-    out, grouped, height, width = op.kernel.shape
-    blocks = op.kernel.reshape(op.groups, out // op.groups, grouped, height, width)
-    adjoint = blocks.transpose(1, 2).flip(3, 4).reshape(op.kernel.shape)
-    return op.with_kernel((op.kernel - adjoint) / 2)
+    return reweighted(op, skew_kernel(op.weight, op.groups if isinstance(op, Conv2d) else 1))
+
+
+def skew_kernel(weight: Tensor, groups: int = 1) -> Tensor:
+    """(M - Mᵀ)/2 of a matrix, or of a kernel, whose adjoint has its channels transposed and its taps reversed."""
+    if weight.ndim == 2:
+        return (weight - weight.T) / 2
+    blocks = weight.unflatten(0, (groups, -1))
+    return (weight - blocks.transpose(1, 2).flip(3, 4).reshape(weight.shape)) / 2
+
+
+def reweighted(op: LinearOperator, weight: Tensor) -> LinearOperator:
+    """The same operator with another weight of the same shape."""
+    if isinstance(op, Conv2d):
+        return op.with_kernel(weight)
+    assert isinstance(op, Dense)
+    return Dense(weight)
+
+
+def groups_of(weight: Weight) -> int:
+    """The groups of a convolution; a matrix is one."""
+    return weight.geometry["groups"] if isinstance(weight, ConvWeight) else 1
 
 
 def _require_symmetric_window(weight: ConvWeight) -> None:

@@ -20,6 +20,7 @@ from lipflow.operators.norm import norm
 
 Gradient = Callable[[Tensor], Tensor]
 
+ENOUGH = 2.0**200  # iteration stops at Aₙ above this: nothing is left to solve, and Aₙ would overflow
 SMALLEST = 2.0**-6  # ℓ is raised to this: the method divides by 1 - q, and any larger ℓ is a true one too
 
 
@@ -35,7 +36,7 @@ def proximal(gradient: Gradient, x: Tensor, h: Tensor | float, ell: float, itera
         return z
     linked = x - h * gradient(z)
     if linked.requires_grad:
-        linked.register_hook(lambda g: None if g is None else _resolve(gradient, z, h, g))
+        linked.register_hook(lambda g: g if g is None else _resolve(gradient, z, h, g))
     return z + (linked - linked.detach())
 
 
@@ -43,6 +44,8 @@ def contraction(ell: float, iterations: int) -> float:
     """An upper bound on ‖zₙ - z*‖ / ‖z₀ - z*‖."""
     q, a = _modulus(ell), 0.0
     for _ in range(iterations):
+        if a > ENOUGH:
+            break
         a = _next(a, q)
     # Each step is made of sums, products and roots of positive numbers, fewer than 16 roundings of 2⁻⁵³ each.
     a *= 1 - 16 * (iterations + 1) * 2.0**-52
@@ -72,6 +75,8 @@ def _solve(gradient: Gradient, x: Tensor, h: Tensor | float, ell: float, iterati
     q, a = _modulus(ell), 0.0
     y, z = x, x
     for _ in range(iterations):
+        if a > ENOUGH:
+            break
         following = _next(a, q)
         beta = a / ((1 - q) * following)
         delta = ((1 - q) ** 2 * following - (1 + q) * a) / (2 * (1 + q + q * a))
@@ -85,13 +90,19 @@ def _solve(gradient: Gradient, x: Tensor, h: Tensor | float, ell: float, iterati
 
 def _resolve(gradient: Gradient, z: Tensor, h: Tensor | float, g: Tensor, most: int = 1000) -> Tensor:
     """w with (I + hH)w = g, H = ∇²f(z), by conjugate gradients on each member of the batch."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "an implicit layer has first derivatives only; create_graph=True would make wrong second ones"
+        )
     with torch.enable_grad():
         point = z.detach().requires_grad_()
         value = gradient(point)
 
     def apply(w: Tensor) -> Tensor:
-        (hessian,) = torch.autograd.grad(value, point, w, retain_graph=True)
-        return w + h * hessian
+        if not value.requires_grad:
+            return w  # a constant gradient: H = 0
+        (hessian,) = torch.autograd.grad(value, point, w, retain_graph=True, allow_unused=True)
+        return w if hessian is None else w + h * hessian
 
     def dot(a: Tensor, b: Tensor) -> Tensor:
         return (a * b).flatten(1).sum(1).reshape(-1, *[1] * (a.ndim - 1))

@@ -11,13 +11,18 @@ from lipflow.operators import Conv2d, Dense, LinearOperator
 from lipflow.operators.fourier import phases, symbol
 
 
-def resolvent(op: LinearOperator, x: Tensor, alpha: float, beta: float) -> Tensor:
-    """(I - αA)⁻¹(I + βA)x. I - αA is invertible, as the eigenvalues of A are imaginary."""
+def resolvent(op: LinearOperator, alpha: float, beta: float) -> Tensor:
+    """(I - αA)⁻¹(I + βA), as a matrix or one at each frequency. It exists, as the eigenvalues of A are imaginary."""
     if isinstance(op, Dense):
-        return x @ rational(op.weight, alpha, beta).mT
+        return rational(op.weight, alpha, beta)
     assert isinstance(op, Conv2d)
     assert op.padding_mode == "circular"
-    return _apply(rational(_symbols(op), alpha, beta), x, op.groups)
+    return rational(symbols(op), alpha, beta)
+
+
+def apply(matrices: Tensor, x: Tensor) -> Tensor:
+    """Multiply x by a matrix, or its spectrum by one at each frequency."""
+    return x @ matrices.mT if matrices.ndim == 2 else multiply(matrices, x)
 
 
 def rational(a: Tensor, alpha: float, beta: float) -> Tensor:
@@ -26,7 +31,7 @@ def rational(a: Tensor, alpha: float, beta: float) -> Tensor:
     return torch.linalg.solve(identity - alpha * a, identity + beta * a)
 
 
-def _symbols(op: Conv2d) -> Tensor:
+def symbols(op: Conv2d) -> Tensor:
     """Â(ω) at the frequencies of rfft2  # (groups, height, width // 2 + 1, channels, channels), complex."""
     height, width = op.rows.size, op.columns.size
     frequencies = torch.arange(height), torch.arange(width // 2 + 1)
@@ -46,10 +51,11 @@ def _turn(op: Conv2d, frequencies: tuple[Tensor, Tensor]) -> tuple[Tensor, Tenso
     return cosine[-1].reshape(-1, 1, 1), sine[-1].reshape(-1, 1, 1)
 
 
-def _apply(matrices: Tensor, x: Tensor, groups: int) -> Tensor:
-    """Multiply the spectrum of x by a matrix at each frequency."""
+def multiply(matrices: Tensor, x: Tensor) -> Tensor:
+    """Multiply the spectrum of x by a matrix at each frequency of rfft2  # (groups, h, w // 2 + 1, out, in)."""
+    groups, out = matrices.shape[0], matrices.shape[-2]
     if not x.numel():
-        return x.clone()  # some FFT libraries refuse an empty batch
+        return x.new_zeros(len(x), groups * out, *x.shape[2:])  # some FFT libraries refuse an empty batch
     spectrum = torch.fft.rfft2(x).unflatten(1, (groups, -1))
     product = torch.einsum("ghwoi,bgihw->bgohw", matrices, spectrum)
     return torch.fft.irfft2(product.flatten(1, 2), s=x.shape[-2:])

@@ -29,9 +29,9 @@ class Weight(nn.Module, ABC):
         """W as an operator on inputs of a shape, or of the shape last seen."""
 
     def forward(self, x: Tensor) -> LinearOperator:
-        """W as an operator on the inputs x, whose shape it takes up."""
+        """W as an operator on the inputs x; their shape is taken up when it is the first, or in training."""
         op = self.operator(tuple(x.shape[1:]))
-        if not self._knows(op):
+        if not self._knows(op) and (self.training or not self.u.numel()):
             self.u = self._vector(op)
         return op
 
@@ -83,6 +83,10 @@ class DenseWeight(Weight):
         )
 
     def operator(self, shape: Shape | None) -> Dense:
+        if shape is not None and len(shape) != 1:
+            raise ValueError(
+                f"a dense layer takes (batch, {self.weight.shape[1]}), not (batch, {str(shape)[1:]}; flatten"
+            )
         return Dense(self.weight)
 
     @property

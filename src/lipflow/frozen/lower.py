@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lipflow import blocks
-from lipflow.bound import Assume, Shape, operator_of, refusal
+from lipflow.bound import Assume, Shape, operator_of, refusal, require_vectors
 from lipflow.flows import Flow, Skew
 from lipflow.flows import cell as cells
 from lipflow.flows.field import Convex, ConvexPotential, skew_part
@@ -132,6 +132,7 @@ def _double(field: Skew, shape: Shape) -> Dense | Conv2d:
 
 
 def _linear(module: nn.Linear, shape: Shape) -> Lowered:
+    require_vectors(shape, "nn.Linear")
     held = Map.of(Dense(module.weight))
     yield primitive.Affine(held, _bias(module.bias, module.out_features))
 

@@ -110,7 +110,7 @@ def _dense_bound(op: LinearOperator, weight: Tensor) -> tuple[Fraction, Twist]:
 
 
 def gram_bound(matrices: Tensor) -> Fraction:
-    """At least the greatest λmax(WWᵀ) over a batch of float64 matrices W, of entries at most 2  # (batch, m, n).
+    """At least the greatest λmax(WWᵀ) over a batch of float64 matrices W, of entries at most 8  # (batch, m, n).
 
     Note [Cholesky certificate]. On the short side let G = fl(WWᵀ), μ a guess, M = fl(μI - G), R = the Cholesky
     factor of M as LAPACK gave it, and P = fl(RRᵀ). Whatever LAPACK did, RRᵀ ⪰ 0, hence
@@ -168,10 +168,12 @@ def _lanczos(g: Tensor, steps: int = 64) -> float:
         for _ in range(2):  # full reorthogonalisation, twice is enough
             w = w - (previous @ (previous.mT @ w.unsqueeze(-1))).squeeze(-1)
         beta = w.norm(dim=-1)
+        # An invariant subspace is found: what is left is rounding, and must not be taken for a direction.
+        beta = torch.where(beta > 2.0**-40 * g.abs().amax((-2, -1)), beta, 0.0)
         betas.append(beta)
         if float(beta.max()) == 0:
             break
-        basis.append(w / torch.where(beta > 0, beta, torch.ones_like(beta)).unsqueeze(-1))
+        basis.append(torch.where((beta > 0).unsqueeze(-1), w / beta.unsqueeze(-1), 0.0))
     t = torch.diag_embed(torch.stack(alphas, -1))
     off = torch.stack(betas, -1)[..., : t.shape[-1] - 1]
     t = t + torch.diag_embed(off, 1) + torch.diag_embed(off, -1)

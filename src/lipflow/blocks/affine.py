@@ -1,0 +1,110 @@
+"""Wx + b, with W made from free parameters; and the normalisations that the related work compares with.
+
+How W is made is an object: `Scaled` here, `CayleyMatrix` and `CayleySymbols` in cayley.py, `BlockConvolution` and
+`Orthonormal` in bcop.py. Stride s is `SpaceToDepth(s)` before a layer of s² times as many input channels.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+from torch import Tensor, nn
+
+from lipflow.blocks.shift import new_bias, shift, shift_norm
+from lipflow.bound import Bound, Domain, Lipschitz, Shape
+from lipflow.flows.field import reweighted
+from lipflow.flows.memo import Memo
+from lipflow.flows.scale import ReshapedNorm, Scale, SpectralNorm
+from lipflow.flows.weight import ConvWeight, DenseWeight, Weight
+from lipflow.operators import LinearOperator, norm_bound
+
+
+class Parameterisation(nn.Module, ABC):
+    """A linear map W as a differentiable function of free parameters."""
+
+    @abstractmethod
+    def operator(self, shape: Shape | None) -> LinearOperator:
+        """W as evaluation runs it, on inputs of a shape, or of the shape last seen."""
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> LinearOperator:
+        """W on the inputs x, whose shape it takes up; training may learn from it."""
+
+    @abstractmethod
+    def norm_bound(self, shape: Shape | None) -> float:
+        """At least ‖W‖, in real arithmetic."""
+
+    @property
+    @abstractmethod
+    def channels(self) -> tuple[int, int]:
+        """The sizes of the input's and the output's first axis."""
+
+
+class Affine(Lipschitz):
+    """Wx + b: L is what the parameterisation of W proves of its norm."""
+
+    def __init__(self, weight: Parameterisation, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = weight
+        into, out = weight.channels
+        self.bias = new_bias(out, into) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return shift(self.weight(x)(x), self.bias)
+
+    def bound(self, domain: Domain) -> Bound:
+        return Bound(self.weight.norm_bound(domain.shape))
+
+    def origin(self, domain: Domain) -> float:
+        return shift_norm(self.bias, self.weight.operator(domain.shape).out_shape)
+
+
+class Scaled(Parameterisation):
+    """A learned weight times a scale, such as one over an estimate of its norm; the norm of the product is certified.
+
+    Estimates are from below, so that norm is a little above 1: the declared bound says how much.
+    """
+
+    def __init__(self, weight: Weight, scale: Scale) -> None:
+        super().__init__()
+        self.weight, self.scale, self.memo = weight, scale, Memo()
+        scale.follow(weight.weight)
+
+    @property
+    def channels(self) -> tuple[int, int]:
+        return self.weight.channels
+
+    def operator(self, shape: Shape | None) -> LinearOperator:
+        op = self.weight.operator(shape)
+        return reweighted(op, op.weight * self.scale(op, self.weight, learn=False))
+
+    def forward(self, x: Tensor) -> LinearOperator:
+        op = self.weight(x)
+        inputs = (self.weight.weight, self.weight.u, *self.scale.state())
+        weight = self.memo(
+            lambda: op.weight * self.scale(op, self.weight, self.training), inputs, op.in_shape, keep=not self.training
+        )
+        return reweighted(op, weight)
+
+    def norm_bound(self, shape: Shape | None) -> float:
+        return norm_bound(self.operator(shape))
+
+
+def spectral_dense(in_features: int, out_features: int, *, bias: bool = True) -> Affine:
+    """Wx/‖W‖ + b (Miyato et al. 2018), the norm by power iteration."""
+    return Affine(Scaled(DenseWeight(in_features, out_features), SpectralNorm()), bias)
+
+
+def spectral_conv(
+    in_channels: int, out_channels: int, kernel_size: int | tuple[int, int] = 3, *, bias: bool = True, **geometry: Any
+) -> Affine:
+    """W ∗ x/‖W‖ + b, with the norm of the convolution itself (Farnia et al. 2019); geometry as of `ConvWeight`."""
+    return Affine(Scaled(ConvWeight(in_channels, out_channels, kernel_size, **geometry), SpectralNorm()), bias)
+
+
+def reshaped_conv(
+    in_channels: int, out_channels: int, kernel_size: int | tuple[int, int] = 3, *, bias: bool = True, **geometry: Any
+) -> Affine:
+    """W ∗ x/(√(hw)·σ) + b, with σ the least norm of four reshaped kernels (Singla and Feizi 2021): at most about 1."""
+    weight = ConvWeight(in_channels, out_channels, kernel_size, **geometry)
+    return Affine(Scaled(weight, ReshapedNorm(1 / math.sqrt(weight.weight[0, 0].numel()))), bias)

@@ -1,0 +1,179 @@
+"""BCOP: orthogonal convolutions as products of two-tap ones (Li et al. 2019), by Björck's iteration.
+
+A symmetric projector P makes the two-tap convolution y[i] = Px[i] + (I - P)x[i + 1]. On a torus its symbol
+P + (I - P)e^{iω} is unitary, so it is orthogonal, and so are products of such along both axes: a k × k kernel has
+2(k - 1) of them, of half rank each, and a matrix H with orthonormal columns to change the number of channels.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lipflow.blocks.affine import Affine, Parameterisation
+from lipflow.bound import Shape
+from lipflow.flows.memo import Memo
+from lipflow.flows.weight import require_positive
+from lipflow.operators import Conv2d, Dense, norm_bound
+
+ITERATIONS = 20  # of Björck's, as published
+
+
+def bjorck(m: Tensor, iterations: int = ITERATIONS) -> Tensor:
+    """M ← M(3I - MᵀM)/2, some times: to orthonormal columns, the polar factor of M  # (..., rows ≥ columns).
+
+    It sends a singular value s to s(3 - s²)/2, and converges to 1 from 0 < s < √3. So M is divided first by a number that
+    is at least ‖M‖ and at most c^{1/8} times as much for c columns: with G = MᵀM, ‖G‖² ≤ ‖G²‖_F ≤ √c·‖G‖².
+    """
+    if m.shape[-2] < m.shape[-1]:
+        return bjorck(m.mT, iterations).mT
+    m = m / _length(m)
+    gram = m.mT @ m
+    m = m / _length(gram @ gram) ** 0.25
+    for _ in range(iterations):
+        m = 1.5 * m - 0.5 * m @ (m.mT @ m)
+    return m
+
+
+def _length(m: Tensor) -> Tensor:
+    """‖M‖_F, or 1 where there is nothing to divide by."""
+    square = m.square().sum((-2, -1), keepdim=True)
+    return torch.where(square > 0, square, torch.ones_like(square)).sqrt()
+
+
+def turn(kernel: Tensor, q: Tensor, axis: int) -> Tensor:
+    """The kernel followed by the two-tap convolution of the projector qqᵀ along an axis, one tap longer there."""
+    kept = torch.einsum("cr,dr,dmhw->cmhw", q, q, kernel)
+    first, second = ((0, 0, 0, 1), (0, 0, 1, 0)) if axis == 0 else ((0, 1, 0, 0), (1, 0, 0, 0))
+    return F.pad(kept, first) + F.pad(kernel - kept, second)
+
+
+class BlockConvolution(Parameterisation):
+    """A circular convolution that is orthogonal up to what Björck's iteration leaves; its executed norm is certified.
+
+    H is max × min of the channels. With fewer outputs than inputs the kernel is that of the adjoint, transposed.
+    """
+
+    seen: Tensor
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int] = 3,
+        in_size: tuple[int, int] | None = None,
+        iterations: int = ITERATIONS,
+    ) -> None:
+        super().__init__()
+        height, width = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
+        require_positive(
+            in_channels=in_channels, out_channels=out_channels, kernel_size=min(height, width), iterations=iterations
+        )
+        self.sizes, self.iterations, self.memo = (in_channels, out_channels), iterations, Memo()
+        # Rows and columns in turn, as long as there are some left of both.
+        self.axes = sorted([*range(height - 1), *(j + 0.5 for j in range(width - 1))])
+        most, least = max(self.sizes), min(self.sizes)
+        self.mix = nn.Parameter(orthogonal(most, least))
+        halves = [orthogonal(most, most // 2) for _ in self.axes]
+        self.halves = nn.Parameter(torch.stack(halves) if halves else torch.empty(0, most, most // 2))
+        # A state dict carries the input size in the shape of an empty tensor, as `ConvWeight` does in that of u.
+        self.register_buffer("seen", torch.empty(0, *(in_size or (0, 0))))
+        self.register_load_state_dict_pre_hook(_take_size)
+
+    @property
+    def channels(self) -> tuple[int, int]:
+        return self.sizes
+
+    def kernel(self) -> Tensor:
+        """The kernel  # (out, in, height, width)."""
+        kernel = bjorck(self.mix, self.iterations)[:, :, None, None]
+        for axis, q in zip(self.axes, bjorck(self.halves, self.iterations), strict=True):
+            kernel = turn(kernel, q, axis=0 if isinstance(axis, int) else 1)
+        return kernel if kernel.shape[:2] == self.sizes[::-1] else kernel.transpose(0, 1)
+
+    def operator(self, shape: Shape | None) -> Conv2d:
+        return self._on(self.kernel(), shape)
+
+    def forward(self, x: Tensor) -> Conv2d:
+        kernel = self.memo(self.kernel, (self.mix, self.halves), keep=not self.training)
+        op = self._on(kernel, tuple(x.shape[1:]))
+        if self.seen.shape[1:] != x.shape[2:]:
+            self.seen = self.seen.new_empty(0, *x.shape[2:])
+        return op
+
+    def _on(self, kernel: Tensor, shape: Shape | None) -> Conv2d:
+        if shape is None and 0 in self.seen.shape[1:]:
+            raise ValueError(
+                "the norm of a convolution depends on its input size, which this layer has not seen yet; "
+                "give in_shape=(channels, height, width), or run one batch first"
+            )
+        shape = (self.sizes[0], *self.seen.shape[1:]) if shape is None else shape
+        if len(shape) != 3 or shape[0] != self.sizes[0]:
+            raise ValueError(
+                f"this layer takes images (batch, {self.sizes[0]}, height, width), not (batch, {str(shape)[1:]}"
+            )
+        return Conv2d(kernel, (shape[1], shape[2]), padding="same", padding_mode="circular")
+
+    def norm_bound(self, shape: Shape | None) -> float:
+        return norm_bound(self.operator(shape))
+
+    def extra_repr(self) -> str:
+        rows = sum(isinstance(axis, int) for axis in self.axes)
+        columns = len(self.axes) - rows
+        return f"{self.sizes[0]} → {self.sizes[1]}, kernel {rows + 1}×{columns + 1}, iterations={self.iterations}"
+
+
+class Orthonormal(Parameterisation):
+    """A matrix with orthonormal rows or columns, up to what Björck's iteration leaves; its executed norm is certified."""
+
+    def __init__(self, in_features: int, out_features: int, iterations: int = ITERATIONS) -> None:
+        super().__init__()
+        require_positive(in_features=in_features, out_features=out_features, iterations=iterations)
+        self.weight, self.iterations, self.memo = nn.Parameter(orthogonal(out_features, in_features)), iterations, Memo()
+
+    @property
+    def channels(self) -> tuple[int, int]:
+        return self.weight.shape[1], self.weight.shape[0]
+
+    def operator(self, shape: Shape | None) -> Dense:
+        return Dense(bjorck(self.weight, self.iterations))
+
+    def forward(self, x: Tensor) -> Dense:
+        matrix = self.memo(lambda: bjorck(self.weight, self.iterations), (self.weight,), keep=not self.training)
+        return Dense(matrix)
+
+    def norm_bound(self, shape: Shape | None) -> float:
+        return norm_bound(self.operator(None))
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[1]} → {self.weight.shape[0]}, iterations={self.iterations}"
+
+
+def bcop_conv(
+    in_channels: int,
+    out_channels: int,
+    kernel_size: int | tuple[int, int] = 3,
+    *,
+    in_size: tuple[int, int] | None = None,
+    iterations: int = ITERATIONS,
+    bias: bool = True,
+) -> Affine:
+    """The BCOP layer: an orthogonal circular convolution, and a bias."""
+    return Affine(BlockConvolution(in_channels, out_channels, kernel_size, in_size, iterations), bias)
+
+
+def bjorck_dense(in_features: int, out_features: int, *, iterations: int = ITERATIONS, bias: bool = True) -> Affine:
+    """The dense layer that goes with BCOP: a matrix orthonormalised by Björck's iteration, and a bias."""
+    return Affine(Orthonormal(in_features, out_features, iterations), bias)
+
+
+def orthogonal(rows: int, columns: int) -> Tensor:
+    """A random matrix with orthonormal rows or columns, to begin with."""
+    m = torch.empty(rows, columns)
+    return nn.init.orthogonal_(m) if m.numel() else m
+
+
+def _take_size(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Before a state dict is loaded: make room for the input size it carries."""
+    seen = state_dict.get(prefix + "seen")
+    if isinstance(module, BlockConvolution) and seen is not None and seen.ndim == 3:
+        module.seen = module.seen.new_empty(seen.shape)

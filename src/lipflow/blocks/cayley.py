@@ -1,0 +1,145 @@
+"""Cayley layers of any shape: dense, and circular convolutions by one Cayley transform at each frequency.
+
+Trockman and Kolter 2021. `lipflow.cayley` is the square layer as a flow, the midpoint step through a skew field; these
+take any number of inputs and outputs, any kernel, and learn the scale α of their weight.
+"""
+
+import torch
+from torch import Tensor
+
+from lipflow.blocks.affine import Affine, Parameterisation
+from lipflow.bound import Shape
+from lipflow.flows.field import reweighted
+from lipflow.flows.memo import Memo
+from lipflow.flows.resolvent import multiply, symbols
+from lipflow.flows.scale import LearnedNorm
+from lipflow.flows.weight import ConvWeight, DenseWeight
+from lipflow.operators import Conv2d, Dense, LinearOperator
+
+
+def cayley_transform(w: Tensor) -> Tensor:
+    """A matrix with orthonormal columns, or rows if it has fewer of them, from any matrix  # (..., out, in).
+
+    With W = [U; V], U square, let A = U - U* + V*V. Then Q = [I - A; -2V](I + A)⁻¹ has Q*Q = I, as
+    (I - A)*(I - A) + 4V*V = (I + A)*(I + A); and I + A is invertible, as its Hermitian part is I + V*V.
+    """
+    rows, columns = w.shape[-2:]
+    if rows < columns:
+        return cayley_transform(w.mH).mH
+    u, v = w[..., :columns, :], w[..., columns:, :]
+    a = u - u.mH + v.mH @ v
+    identity = torch.eye(columns, dtype=w.dtype, device=w.device).expand_as(a)
+    return torch.linalg.solve(identity + a, torch.cat([identity - a, -2 * v], -2), left=False)
+
+
+class CayleyMatrix(Parameterisation):
+    """The Cayley transform of αW/‖W‖_F, with α learned: orthonormal rows or columns, so ‖Q‖ = 1."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.weight, self.scale, self.memo = DenseWeight(in_features, out_features), LearnedNorm(), Memo()
+        self.scale.follow(self.weight.weight)
+
+    @property
+    def channels(self) -> tuple[int, int]:
+        return self.weight.channels
+
+    def operator(self, shape: Shape | None) -> Dense:
+        return Dense(self._matrix())
+
+    def forward(self, x: Tensor) -> Dense:
+        return Dense(self.memo(self._matrix, (self.weight.weight, self.scale.alpha), keep=not self.training))
+
+    def _matrix(self) -> Tensor:
+        op = self.weight.operator(None)
+        return cayley_transform(op.weight * self.scale(op, self.weight, learn=False))
+
+    def norm_bound(self, shape: Shape | None) -> float:
+        return 1.0
+
+
+class Spectral(LinearOperator):
+    """x ↦ the real inverse transform of M(ω)x̂(ω), with matrices M at the frequencies of rfft2.
+
+    matrices: (height, width // 2 + 1, out, in), complex.
+    """
+
+    def __init__(self, matrices: Tensor, in_size: tuple[int, int]) -> None:
+        self.matrices, self.in_size = matrices, in_size
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return multiply(self.matrices[None], x)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        return multiply(self.matrices.mH[None], y)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.matrices
+
+    @property
+    def in_shape(self) -> tuple[int, int, int]:
+        return (self.matrices.shape[-1], *self.in_size)
+
+    @property
+    def out_shape(self) -> tuple[int, int, int]:
+        return (self.matrices.shape[-2], *self.in_size)
+
+
+class CayleySymbols(Parameterisation):
+    """The Cayley transform of αŴ(ω)/‖W‖_F at each frequency ω of a circular convolution, with α learned.
+
+    The discrete Fourier transform is unitary, up to a factor that cancels, so the layer has orthonormal rows or columns
+    as its matrices have: ‖Q‖ = 1. Its kernel is as large as the image.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int] = 3,
+        in_size: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__()
+        self.weight = ConvWeight(in_channels, out_channels, kernel_size, padding_mode="circular", in_size=in_size)
+        self.scale, self.memo = LearnedNorm(), Memo()
+        self.scale.follow(self.weight.weight)
+
+    @property
+    def channels(self) -> tuple[int, int]:
+        return self.weight.channels
+
+    def operator(self, shape: Shape | None) -> Spectral:
+        op = self.weight.operator(shape)
+        return Spectral(self._matrices(op), (op.rows.size, op.columns.size))
+
+    def forward(self, x: Tensor) -> Spectral:
+        op = self.weight(x)
+        inputs = (self.weight.weight, self.scale.alpha)
+        matrices = self.memo(lambda: self._matrices(op), inputs, op.in_shape, keep=not self.training)
+        return Spectral(matrices, (op.rows.size, op.columns.size))
+
+    def _matrices(self, op: LinearOperator) -> Tensor:
+        scaled = reweighted(op, op.weight * self.scale(op, self.weight, learn=False))
+        assert isinstance(scaled, Conv2d)
+        return cayley_transform(symbols(scaled)[0])
+
+    def norm_bound(self, shape: Shape | None) -> float:
+        return 1.0
+
+
+def cayley_dense(in_features: int, out_features: int, *, bias: bool = True) -> Affine:
+    """The dense Cayley layer from any number of features to any other: orthonormal rows or columns, and a bias."""
+    return Affine(CayleyMatrix(in_features, out_features), bias)
+
+
+def cayley_conv(
+    in_channels: int,
+    out_channels: int,
+    kernel_size: int | tuple[int, int] = 3,
+    *,
+    in_size: tuple[int, int] | None = None,
+    bias: bool = True,
+) -> Affine:
+    """The Cayley convolution: circular, of any kernel size, from any number of channels to any other, and a bias."""
+    return Affine(CayleySymbols(in_channels, out_channels, kernel_size, in_size), bias)

@@ -1,0 +1,53 @@
+"""A learned bias, for layers that have none of their own."""
+
+import math
+from fractions import Fraction
+
+import torch
+from torch import Tensor, nn
+
+from lipflow.bound import Bound, Domain, Lipschitz, Shape
+from lipflow.rounding import mul_up, norm_up, sqrt_up, up
+
+
+class Shift(Lipschitz):
+    """x + b, with b along the channels or features: an isometry. b is uniform in ±1/√channels at first."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        if channels < 1:
+            raise ValueError(f"channels must be at least 1, not {channels}")
+        self.bias = new_bias(channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 2 or x.shape[1] != len(self.bias):
+            raise ValueError(f"Shift takes (batch, {len(self.bias)}, …), not {tuple(x.shape)}")
+        return shift(x, self.bias)
+
+    def bound(self, domain: Domain) -> Bound:
+        return Bound(1.0)
+
+    def origin(self, domain: Domain) -> float:
+        return shift_norm(self.bias, domain.shape)
+
+    def extra_repr(self) -> str:
+        return str(len(self.bias))
+
+
+def new_bias(channels: int, fan_in: int) -> nn.Parameter:
+    """A bias, uniform in ±1/√fan_in."""
+    return nn.Parameter(torch.empty(channels).uniform_(-1, 1) / math.sqrt(fan_in))
+
+
+def shift(x: Tensor, bias: Tensor | None) -> Tensor:
+    """x + b along the second axis."""
+    return x if bias is None else x + bias.reshape(-1, *[1] * (x.ndim - 2))
+
+
+def shift_norm(bias: Tensor | None, shape: Shape | None) -> float:
+    """How far x + b moves an output of a shape, from above: ‖b‖ at every position."""
+    if bias is None:
+        return 0.0
+    if shape is None:
+        return math.inf if bool(bias.any()) else 0.0
+    return mul_up(norm_up(bias), up(sqrt_up(Fraction(math.prod(shape[1:])))))

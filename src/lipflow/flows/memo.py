@@ -1,0 +1,70 @@
+"""A transformed weight, computed once in evaluation and never stale.
+
+A weight can change in ways that leave no trace on its tensor: `p.data.mul_(2)` keeps both its address and its version,
+and a tensor that was freed may leave its address to another. So what is compared is what matters: the numbers. That
+reads a weight once, where a Cayley transform or a Björck iteration multiplies it by itself.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class _Held(NamedTuple):
+    inputs: tuple[Tensor, ...]
+    circumstances: tuple[Hashable, ...]
+    value: Tensor
+
+
+class Memo:
+    """The last value of a function of some tensors, held until one of them differs.
+
+    It is no part of a state dict; a copy of it, or a pickle, starts empty. Where gradients could flow into the tensors
+    (and under torch.compile and torch.func, which see no numbers), nothing is held and every call computes.
+    """
+
+    def __init__(self) -> None:
+        self._held: _Held | None = None
+
+    def __call__(
+        self, compute: Callable[[], Tensor], inputs: Sequence[Tensor], *what: Hashable, keep: bool = True
+    ) -> Tensor:
+        """compute(), a function of `inputs` and of `what` alone; `keep=False` computes, and forgets."""
+        if torch.compiler.is_compiling():
+            return compute()
+        if not (keep and _settled(inputs)):
+            self._held = None
+            return compute()
+        circumstances = (*what, torch.is_autocast_enabled(inputs[0].device.type))
+        held = self._held
+        if held is not None and held.circumstances == circumstances and _same(held.inputs, inputs):
+            return held.value
+        # A value made in inference mode could take no part in a later backward pass.
+        with torch.inference_mode(False), torch.no_grad():
+            snapshot = tuple(t.detach().clone() for t in inputs)
+            self._held = _Held(snapshot, circumstances, compute())
+        return self._held.value
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Memo":
+        return Memo()
+
+    def __reduce__(self) -> tuple[type["Memo"], tuple[()]]:
+        return Memo, ()
+
+
+def _settled(inputs: Sequence[Tensor]) -> bool:
+    """Whether the inputs are numbers in memory that no gradient asks for."""
+    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
+        return False
+    try:
+        return all(t.data_ptr() or not t.numel() for t in inputs)  # a meta tensor is nowhere
+    except RuntimeError:
+        return False  # inside a transform of torch.func, tensors have no address
+
+
+def _same(held: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
+    return len(held) == len(inputs) and all(
+        (a.dtype, a.device) == (b.dtype, b.device) and torch.equal(a, b) for a, b in zip(held, inputs, strict=True)
+    )

@@ -1,0 +1,320 @@
+"""What the paper says that is not so, or not quite, and two remarks of it that are: the tests behind docs/errata.md."""
+
+import itertools
+import math
+from collections.abc import Callable
+
+import flint
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lipflow.blocks import Householder, MaxMin
+from lipflow.bound import lipschitz_bound
+from lipflow.flows import (
+    ConvexPotential,
+    DenseWeight,
+    ExplicitEuler,
+    Exponential,
+    Flow,
+    ImplicitEuler,
+    Midpoint,
+    Monotone,
+    Potential,
+    Skew,
+)
+from lipflow.operators import Conv2d, Dense, norm_bound, norm_estimate
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def identity(d: int) -> Tensor:
+    return torch.eye(d, dtype=torch.float64)
+
+
+def symmetric_contraction(s: Tensor) -> bool:
+    """Whether S = Sᵀ and ‖S‖ ≤ 1, to rounding."""
+    return bool((s - s.T).norm() <= 1e-11) and bool(torch.linalg.matrix_norm(s, 2) <= 1 + 1e-11)
+
+
+# 1. Expressivity: every linear contraction is a product of symmetric contractions
+
+
+def orthogonal(d: int, determinant: float) -> Tensor:
+    q = torch.linalg.qr(random(d, d)).Q
+    q[:, 0] *= determinant * torch.linalg.det(q).sign()
+    return q
+
+
+def with_rank(d: int, rank: int) -> Tensor:
+    m = random(d, rank) @ random(rank, d)
+    return m / torch.linalg.matrix_norm(m, 2) if rank else m
+
+
+CONTRACTIONS: dict[str, Callable[[int], Tensor]] = {
+    "generic": lambda d: with_rank(d, d),
+    "rotation": lambda d: orthogonal(d, 1.0),
+    "rotation and reflection": lambda d: orthogonal(d, -1.0),
+    "half rank": lambda d: with_rank(d, d // 2),
+    "rank one": lambda d: with_rank(d, 1),
+    "nilpotent shift": lambda d: torch.diag(torch.ones(d - 1, dtype=torch.float64), 1),
+    "cyclic shift": lambda d: identity(d).roll(1, 0),
+    "identity": identity,
+    "minus identity": lambda d: -identity(d),
+}
+every_contraction = pytest.mark.parametrize(
+    ("kind", "d"), [(kind, d) for kind in CONTRACTIONS for d in (1, 2, 3, 4, 7, 10)]
+)
+
+
+def polar(m: Tensor) -> tuple[Tensor, Tensor]:
+    """M = QP with Q orthogonal and P symmetric, 0 ⪯ P ⪯ ‖M‖."""
+    u, s, vh = torch.linalg.svd(m)
+    return u @ vh, vh.T @ s.diag() @ vh
+
+
+def reflections(q: Tensor) -> list[Tensor]:
+    """At most d Householder reflections whose product is the orthogonal Q."""
+    d, factors, rest = len(q), [], q
+    for k in range(d):
+        v = rest[:, k] - identity(d)[k]  # column k to e_k; columns before it stay, as they are orthogonal to v
+        if v.norm() > 1e-12:
+            factors.append(identity(d) - 2 * torch.outer(v, v) / (v @ v))
+            rest = factors[-1] @ rest
+    return factors
+
+
+def reversing_involution(q: Tensor) -> Tensor:
+    """A symmetric S with S² = I and SQS = Qᵀ: reflect each plane that Q turns, and leave its eigenvectors alone."""
+    s, left = torch.zeros_like(q), identity(len(q))  # `left` is an orthonormal basis of what is not done yet
+    while left.shape[1]:
+        v = left @ torch.linalg.eigh(left.T @ (q + q.T) @ left).eigenvectors[:, 0]
+        s, done = s + torch.outer(v, v), [v]
+        w = q @ v - (v @ q @ v) * v  # 0 for an eigenvector, otherwise v and w span a plane that Q turns
+        if w.norm() > 1e-6:
+            w = w / w.norm()
+            s, done = s - torch.outer(w, w), [v, w]
+        left = left @ torch.linalg.svd(left.T @ torch.stack(done, 1)).U[:, len(done) :]
+    return s
+
+
+@every_contraction
+def test_a_contraction_is_a_product_of_at_most_d_plus_1_symmetric_contractions(kind: str, d: int):
+    m = CONTRACTIONS[kind](d)
+    q, p = polar(m)
+    factors = [*reflections(q), p]
+    assert len(factors) <= d + 1
+    assert all(symmetric_contraction(s) for s in factors)
+    product = torch.linalg.multi_dot([identity(d), *factors])
+    torch.testing.assert_close(product, m, rtol=0, atol=1e-11)
+
+
+@every_contraction
+def test_three_symmetric_contractions_are_enough_in_any_dimension(kind: str, d: int):
+    m = CONTRACTIONS[kind](d)
+    q, p = polar(m)
+    second = reversing_involution(q)
+    factors = [q @ second, second, p]
+    assert all(symmetric_contraction(s) for s in factors)
+    torch.testing.assert_close(torch.linalg.multi_dot(factors), m, rtol=0, atol=1e-11)
+
+
+def convex_potential_step(s: Tensor) -> Flow:
+    """S = I - 2T as the layer x - 2∇f(x), with f(x) = ½xᵀTx, T = (I - S)/2 and 0 ⪯ T ⪯ I."""
+    values, vectors = torch.linalg.eigh((identity(len(s)) - s) / 2)
+    linear = Monotone(lambda y: y, 1.0, 1.0)
+    flow = Flow(ConvexPotential(DenseWeight(len(s), len(s)), linear, bias=False), ExplicitEuler(2.0)).double()
+    with torch.no_grad():
+        flow.field.weight.weight.copy_(values.clamp(0, 1).sqrt()[:, None] * vectors.T)
+    return flow
+
+
+@every_contraction
+def test_every_linear_contraction_is_three_convex_potential_layers(kind: str, d: int):
+    m = CONTRACTIONS[kind](d)
+    q, p = polar(m)
+    second = reversing_involution(q)
+    network = nn.Sequential(*map(convex_potential_step, (p, second, q @ second))).eval()
+    x = random(20, d)
+    torch.testing.assert_close(network(x), x @ m.T, rtol=0, atol=1e-10)
+    for layer in network:  # h = 2 is at most 2/‖W‖²: Convex Potential Layers, within the hypothesis of Proposition 3
+        assert torch.linalg.matrix_norm(layer.field.weight.weight, 2) <= 1 + 1e-12
+
+
+# 2, 3 and 4. Steps through a skew field
+
+
+def skew(d: int = 6, scale: float = 3.0) -> Skew:
+    field = Skew(DenseWeight(d, d)).double()
+    with torch.no_grad():
+        field.weight.weight.mul_(scale)
+    return field
+
+
+@pytest.mark.parametrize("h", [0.1, 1.0, 10.0])
+def test_implicit_euler_through_a_skew_field_contracts(h: float):
+    field = skew()
+    x, y = random(2, 50, 6)
+    apart, after = x - y, Flow(field, ImplicitEuler(h))(x) - Flow(field, ImplicitEuler(h))(y)
+    squares = (after**2).sum(1) + h**2 * (field(after) ** 2).sum(1)
+    torch.testing.assert_close((apart**2).sum(1), squares, rtol=1e-11, atol=0)
+    assert bool((after.norm(dim=1) < apart.norm(dim=1)).all())
+
+
+@pytest.mark.parametrize("h", [0.1, 1.0, 10.0])
+def test_explicit_euler_through_a_skew_field_is_pythagorean(h: float):
+    field, step = skew(), ExplicitEuler(h, expand=True)
+    x, y = random(2, 50, 6)
+    before, after = x - y, Flow(field, step)(x) - Flow(field, step)(y)
+    moved = h * field(before)
+    torch.testing.assert_close((after**2).sum(1), (before**2).sum(1) + (moved**2).sum(1), rtol=1e-11, atol=0)
+    as_printed = after.norm(dim=1) - before.norm(dim=1) - moved.norm(dim=1)
+    assert bool((as_printed < -1e-3).all())  # without the squares it is not an identity: a leg is longer than that
+
+
+def test_the_exact_flow_over_one_step_is_exp_a_and_not_exp_half_a():
+    field = skew()
+    x = random(50, 6)
+    x = x / x.norm(dim=1, keepdim=True)
+    errors = [(Flow(field, Midpoint(h))(x) - Flow(field, Exponential(h))(x)).norm(dim=1).max() for h in (0.02, 0.01)]
+    assert 7.9 < errors[0] / errors[1] < 8.1  # the midpoint rule is of second order: h³ a step
+    halves = [
+        (Flow(field, Midpoint(h))(x) - Flow(field, Exponential(h / 2))(x)).norm(dim=1).max() for h in (0.02, 0.01)
+    ]
+    assert 1.9 < halves[0] / halves[1] < 2.1  # the paper's e^{A/2} is not even consistent with it
+
+
+# 5. The spectral norm
+
+
+@pytest.mark.parametrize("shape", [(1, 7), (30, 20), (40, 80)])
+def test_the_spectral_norm_is_computed_and_proved_in_polynomial_time(shape: tuple[int, int]):
+    op = Dense(random(*shape))
+    exact = torch.linalg.svdvals(op.weight)[0].item()
+    below, above = norm_estimate(op, iterations=1000).item(), norm_bound(op)
+    assert below <= exact * (1 + 1e-13)
+    assert exact <= above <= exact * (1 + 1e-8)  # by one Cholesky factor
+    assert above / below - 1 < 1e-6
+
+
+def test_the_spectral_norm_of_a_convolution_is_sandwiched_too():
+    op = Conv2d(random(3, 2, 3, 3), in_size=(9, 7))
+    matrix = op(identity(126).reshape(126, 2, 9, 7)).flatten(1)
+    exact = torch.linalg.matrix_norm(matrix, 2).item()
+    assert norm_estimate(op, iterations=1000).item() <= exact * (1 + 1e-13)
+    assert exact <= norm_bound(op) <= 1.1 * exact
+
+
+def test_power_iteration_depends_on_its_start():
+    op = Dense(torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64).diag())
+    blind = torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64) / math.sqrt(2)
+    assert norm_estimate(op, blind, iterations=1000).item() <= 2.0 < 3.0 <= norm_bound(op)
+
+
+def test_a_hundred_iterations_leave_a_layer_that_stretches():
+    # Two close singular values, and a start that sees little of the first: still below the norm after 100 iterations.
+    flow = Flow(
+        ConvexPotential(DenseWeight(2, 2), Monotone(lambda y: y, 1.0, 1.0), bias=False), ExplicitEuler()
+    ).double()
+    with torch.no_grad():
+        flow.field.weight.weight.copy_(torch.tensor([1.0, 0.99], dtype=torch.float64).diag())
+        flow.field.weight.u.copy_(torch.tensor([0.05, 1.0], dtype=torch.float64) / math.hypot(0.05, 1.0))
+        for _ in range(100):
+            flow.field.weight.estimate(flow.field.weight.operator((2,)), learn=True)
+    flow.eval()
+    stretch = flow(torch.tensor([[1.0, 0.0]], dtype=torch.float64)).norm().item()
+    assert 1.001 < stretch <= lipschitz_bound(flow, in_shape=(2,)).lipschitz
+
+
+# 6. The proof for implicit flows
+
+
+def test_the_inner_product_of_the_implicit_proof_is_with_the_new_points():
+    field = ConvexPotential(DenseWeight(4, 8), "softplus").double()
+    layer = Flow(field, ImplicitEuler(1.0, iterations=80)).eval()
+    x, z = 3 * random(2, 50, 4)
+    old, new = x - z, layer(x) - layer(z)
+    bend = field.gradient(layer(x)) - field.gradient(layer(z))
+    ends = (new**2).sum(1) + (bend**2).sum(1)
+    torch.testing.assert_close((old**2).sum(1), ends + 2 * (new * bend).sum(1), rtol=1e-10, atol=0)
+    as_printed = ends + 2 * (old * bend).sum(1)
+    torch.testing.assert_close(as_printed - (old**2).sum(1), 2 * (bend**2).sum(1), rtol=1e-8, atol=1e-12)
+    assert bool((as_printed > (old**2).sum(1)).all())
+
+
+def test_the_printed_identity_fails_for_half_a_square():
+    # f(x) = ½x²: x = 2 becomes 1 and z = 0 stays, so 2² = 1² + 2·1·1 + 1², while the printed sum is 1 + 2·2·1 + 1 = 6.
+    layer = Flow(Potential(nn.Identity(), smoothness=1.0), ImplicitEuler(1.0)).eval()
+    x = torch.tensor([[2.0]], dtype=torch.float64)
+    new = layer(x)
+    torch.testing.assert_close(new, torch.ones_like(x), rtol=1e-7, atol=0)
+    assert abs((new * new + 2 * new * new + new * new - 4).item()) < 1e-6
+    assert abs((new * new + 2 * x * new + new * new - 6).item()) < 1e-6
+
+
+# 7. Proposition 2 needs more than a derivative almost everywhere
+
+
+def test_a_derivative_that_vanishes_almost_everywhere_bounds_nothing():
+    def field(x: Tensor) -> Tensor:
+        return (x > 0).double()  # the derivative is 0 at every x ≠ 0, so μ = λ = 0 would keep all distances
+
+    x = torch.tensor([-1.0, 1.0], dtype=torch.float64)
+    for _ in range(100):
+        x = x + 0.01 * field(x)  # exact: the speed of each point is constant
+    assert (x[1] - x[0]).item() == pytest.approx(3.0)  # and not 2
+
+
+# 8. Fields with a skew Jacobian everywhere
+
+
+def symmetric_part_equations(d: int, degree: int) -> flint.fmpz_mat:
+    """∂ⱼFₖ + ∂ₖFⱼ = 0 for a homogeneous polynomial field F on Rᵈ: an integer matrix on the coefficients of F."""
+    monomials = [m for m in itertools.product(range(degree + 1), repeat=d) if sum(m) == degree]
+    lower = [m for m in itertools.product(range(degree), repeat=d) if sum(m) == degree - 1]
+    rows: dict[tuple[int, int, tuple[int, ...]], list[int]] = {
+        (j, k, m): [0] * (d * len(monomials)) for j in range(d) for k in range(j, d) for m in lower
+    }
+    for column, (k, monomial) in enumerate(itertools.product(range(d), monomials)):
+        for j in range(d):
+            if monomial[j]:
+                derivative = (*monomial[:j], monomial[j] - 1, *monomial[j + 1 :])
+                rows[min(j, k), max(j, k), derivative][column] += monomial[j] * (2 if j == k else 1)
+    return flint.fmpz_mat(list(rows.values()))
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 4])
+@pytest.mark.parametrize("degree", [1, 2, 3])
+def test_a_polynomial_field_with_a_skew_jacobian_everywhere_is_affine(d: int, degree: int):
+    equations = symmetric_part_equations(d, degree)
+    solutions = equations.ncols() - equations.rank()
+    assert solutions == (d * (d - 1) // 2 if degree == 1 else 0)  # Ax with A skew, and nothing of a higher degree
+
+
+# True ones: the Householder activation
+
+
+@pytest.mark.parametrize("theta", [0.0, 0.3, math.pi / 2, 2.0, math.pi, -2.5])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
+def test_a_convex_potential_layer_of_one_row_is_the_householder_activation(theta: float, scale: float):
+    activation = Householder(2).double()
+    flow = Flow(ConvexPotential(DenseWeight(2, 1), "relu", bias=False), ExplicitEuler()).double()
+    with torch.no_grad():
+        activation.theta.fill_(theta)
+        row = torch.tensor([[-math.sin(theta / 2), math.cos(theta / 2)]], dtype=torch.float64)
+        flow.field.weight.weight.copy_(scale * row)
+    x = random(200, 2)
+    # In training one power iteration is carried out first, which is exact for one row.
+    torch.testing.assert_close(flow.train()(x), activation(x), rtol=0, atol=1e-12)
+
+
+def test_at_a_right_angle_it_is_max_min():
+    x = random(50, 6)
+    torch.testing.assert_close(Householder(6).double()(x), MaxMin()(x), rtol=0, atol=1e-6)
