@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import lipflow
 from lipflow.bound import Domain, lipschitz_bound
 from lipflow.flows import ConvexPotential, DenseWeight, Flow, ImplicitEuler, Midpoint
 from lipflow.flows.proximal import contraction, iterations_for, proximal
@@ -20,6 +21,7 @@ from lipflow.flows.proximal import contraction, iterations_for, proximal
 Gradient = Callable[[Tensor], Tensor]
 
 ELLS = [2.0**-6, 0.3, 1.0, 10.0, 100.0, 1e4]
+SOLVED = 2.0**-95  # the iteration stops where so little is left
 ITERATIONS = [1, 2, 3, 5, 10, 30, 100]
 SIGMAS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "tanh": torch.tanh, "identity": lambda y: y}
 
@@ -157,15 +159,16 @@ def test_the_lyapunov_function_falls_by_exactly_two_inequalities(ell: float):
 def test_the_rate_has_the_stated_closed_form_bound(ell: float):
     q = 1 / (1 + ell)
     for n in range(1, 40):
-        assert contraction(ell, n) <= (1 + math.sqrt(q)) / (2 * math.sqrt(q)) * (1 - math.sqrt(q)) ** n * (1 + 1e-12)
+        stated = (1 + math.sqrt(q)) / (2 * math.sqrt(q)) * (1 - math.sqrt(q)) ** n * (1 + 1e-12)
+        assert contraction(ell, n) <= max(stated, SOLVED)
 
 
 def test_the_rate_falls_with_iterations_and_rises_with_stiffness():
     assert contraction(5.0, 0) == 1.0
     for ell, stiffer in itertools.pairwise(ELLS):
         rates = [contraction(ell, n) for n in range(20)]
-        assert all(after < before for before, after in itertools.pairwise(rates))
-        assert all(contraction(stiffer, n) > rates[n] for n in range(1, 20))
+        assert all(after < before or before < SOLVED for before, after in itertools.pairwise(rates))
+        assert all(contraction(stiffer, n) > rates[n] or rates[n] < SOLVED for n in range(1, 20))
 
 
 @pytest.mark.parametrize("ell", [0.0, *ELLS])
