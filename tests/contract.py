@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import lipflow
 from lipflow import blocks
-from lipflow.flows import ConvexPotential, ConvWeight, DenseWeight, Potential, Skew, Sum, Weight
+from lipflow.flows import ConvexPotential, ConvWeight, DenseWeight, Potential, ReshapedNorm, Skew, Sum, Weight
 
 REACH = 20.0  # the domain over which a tolerance is declared; every input below stays inside
 ROUNDING = 1e-11  # float64 Jacobians and norms of a few hundred entries
@@ -40,6 +40,10 @@ def _images(**options) -> ConvexPotential:
     return ConvexPotential(ConvWeight(3, 4, **options))
 
 
+def _scaled_skew() -> Skew:
+    return Skew(ConvWeight(4, 4, groups=2), ReshapedNorm(1.5))
+
+
 LAYERS: dict[str, Layer] = {
     "cpl dense": Layer(lambda: lipflow.cpl_dense(6, 9), (6,)),
     "cpl dense, tanh": Layer(lambda: lipflow.cpl_dense(6, 4, sigma="tanh"), (6,)),
@@ -67,6 +71,28 @@ LAYERS: dict[str, Layer] = {
     "soc conv, grouped": Layer(
         lambda: lipflow.Flow(Skew(ConvWeight(4, 4, groups=2)), lipflow.Exponential(2.0, terms=8)), (4, 4, 5)
     ),
+    "soc, scaled": Layer(lambda: lipflow.Flow(_scaled_skew(), lipflow.Exponential(1.0, terms=13)), (4, 3, 4)),
+    "soc, wider": Layer(lambda: lipflow.soc_conv(2, 4), (2, 4, 3)),
+    "soc, narrower, strided": Layer(lambda: lipflow.soc_conv(1, 2, stride=2), (1, 4, 6)),
+    "soc, 1×1": Layer(lambda: lipflow.soc_conv(3, 3, 1), (3, 3, 2)),
+    "soc, features": Layer(lambda: lipflow.soc_dense(4, 6), (4,)),
+    "cayley, many to few": Layer(lambda: lipflow.cayley_dense(6, 4), (6,)),
+    "cayley, few to many": Layer(lambda: lipflow.cayley_dense(3, 5), (3,)),
+    "cayley, square": Layer(lambda: lipflow.cayley_dense(4, 4), (4,)),
+    "cayley conv, few to many": Layer(lambda: lipflow.cayley_conv(2, 3), (2, 3, 4)),
+    "cayley conv, many to few, even": Layer(lambda: lipflow.cayley_conv(3, 2, (2, 4)), (3, 4, 3)),
+    "cayley conv, larger than its input": Layer(lambda: lipflow.cayley_conv(2, 2, 5), (2, 2, 3)),
+    "bcop": Layer(lambda: lipflow.bcop_conv(3, 3), (3, 4, 3)),
+    "bcop, few to many, even": Layer(lambda: lipflow.bcop_conv(2, 3, (2, 4)), (2, 3, 4)),
+    "bcop, many to few, 1×1": Layer(lambda: lipflow.bcop_conv(4, 2, 1), (4, 2, 3)),
+    "björck, many to few": Layer(lambda: lipflow.bjorck_dense(6, 4), (6,)),
+    "björck, few to many": Layer(lambda: lipflow.bjorck_dense(3, 5), (3,)),
+    "spectral normalisation": Layer(lambda: lipflow.spectral_dense(6, 4), (6,)),
+    "spectral normalisation, conv": Layer(lambda: lipflow.spectral_conv(2, 3), (2, 4, 5)),
+    "spectral normalisation, strided": Layer(
+        lambda: lipflow.spectral_conv(2, 4, stride=2, padding=1, groups=2, padding_mode="circular"), (2, 4, 6)
+    ),
+    "reshaped normalisation": Layer(lambda: lipflow.reshaped_conv(2, 3, (3, 2), bias=False), (2, 4, 3)),
     "explicit, skew": Layer(
         lambda: lipflow.Flow(Skew(DenseWeight(5, 5)), lipflow.ExplicitEuler(1.0, expand=True)), (5,)
     ),
@@ -94,6 +120,8 @@ LAYERS: dict[str, Layer] = {
     "householder": Layer(lambda: blocks.Householder(4), (4, 3, 3)),
     "householder, dense": Layer(lambda: blocks.Householder(6), (6,)),
     "abs": Layer(blocks.Abs, (3, 2, 2)),
+    "take channels": Layer(lambda: blocks.TakeChannels(2), (3, 3, 4)),
+    "shift": Layer(lambda: blocks.Shift(3), (3, 2, 2)),
     "pad channels": Layer(lambda: blocks.PadChannels(5), (3, 3, 4)),
     "average pooling": Layer(lambda: blocks.AvgPool(2), (2, 5, 4)),
     "max pooling": Layer(lambda: blocks.MaxPool(2), (2, 5, 4)),
@@ -117,6 +145,19 @@ LAYERS: dict[str, Layer] = {
         lambda: lipflow.build(
             "cpl-digits", classes=3, in_shape=(1, 4, 4), channels=2, depth=2, inner=3, features=4, lln=True
         ),
+        (1, 4, 4),
+    ),
+    "soc network": Layer(
+        lambda: lipflow.build("soc-10", classes=3, in_shape=(1, 4, 4), channels=2, stages=2, block=1), (1, 4, 4)
+    ),
+    "soc+ network": Layer(
+        lambda: lipflow.build("soc+-10", classes=3, in_shape=(1, 4, 4), channels=2, stages=2, block=1), (1, 4, 4)
+    ),
+    "cayley network": Layer(
+        lambda: lipflow.build("cayley-kw3", classes=3, in_shape=(1, 4, 4), channels=2, hidden=4, features=2), (1, 4, 4)
+    ),
+    "bcop network": Layer(
+        lambda: lipflow.build("bcop-large", classes=3, in_shape=(1, 4, 4), channels=2, hidden=2, features=2, lln=True),
         (1, 4, 4),
     ),
 }
@@ -207,7 +248,7 @@ def adjoints_are_exact(name: str) -> None:
     """⟨Wx, y⟩ = ⟨x, Wᵀy⟩ for every operator inside."""
     layer = make(name)
     layer(inputs(name, 1))
-    for weight in (m for m in layer.modules() if isinstance(m, Weight)):
+    for weight in (m for m in layer.modules() if isinstance(m, Weight | blocks.Parameterisation)):
         op = weight.operator(None)
         x, y = torch.randn(2, *op.in_shape, dtype=torch.float64), torch.randn(2, *op.out_shape, dtype=torch.float64)
         left, right = (op(x) * y).sum().detach(), (x * op.adjoint(y)).sum().detach()

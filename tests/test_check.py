@@ -191,6 +191,16 @@ def test_a_constant_stated_too_low_is_rejected(copied, path, words):
         check.check(copied)
 
 
+@pytest.mark.parametrize("index", [2, -1], ids=["descent", "matrix"])
+def test_a_negative_norm_is_rejected(copied, index):
+    """Its square proves as much as that of the true one, and a negative L would make any radius follow."""
+    claims = _claims(copied)
+    _lower(claims, ("primitives", index, "norm"), -1.0)
+    _sign(copied, claims)
+    with pytest.raises(check.Rejected, match="a norm is not negative"):
+        check.check(copied)
+
+
 def test_a_norm_stated_too_high_costs_the_radii(copied):
     """A looser norm is true, but then h·B² > 2, so the layer may expand and the radii no longer follow."""
     claims = _claims(copied)

@@ -51,7 +51,19 @@ def test_training_is_finite(name):
     contract.training_is_finite(name)
 
 
-@pytest.mark.parametrize("name", ["cpl dense", "cpl conv", "cayley dense", "soc conv", "cpl network"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cpl dense",
+        "cpl conv",
+        "cayley dense",
+        "soc conv",
+        "cpl network",
+        "cayley conv, few to many",
+        "bcop",
+        "soc, wider",
+    ],
+)
 def test_compiles(name):
     layer = contract.make(name)
     x = contract.inputs(name, 3)

@@ -19,10 +19,13 @@ _ROOMS = {
         "Exponential",
         "Flow",
         "ImplicitEuler",
+        "LearnedNorm",
         "Midpoint",
         "Monotone",
         "Potential",
+        "ReshapedNorm",
         "Skew",
+        "SpectralNorm",
         "Split",
         "Sum",
         "cayley",
@@ -31,26 +34,46 @@ _ROOMS = {
         "proximal",
         "soc",
     ),
-    "certificate": ("Certificates", "certify"),
-    "frozen": ("Frozen", "freeze"),
+    "blocks": (
+        "bcop_conv",
+        "bjorck_dense",
+        "cayley_conv",
+        "cayley_dense",
+        "reshaped_conv",
+        "soc_conv",
+        "soc_dense",
+        "spectral_conv",
+        "spectral_dense",
+    ),
+    "certificate": ("Certificates",),
+    "frozen": ("Frozen", "certify", "freeze"),
     "models": ("MODELS", "Network", "build", "list_models"),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
-_MODULES = ("blocks", "bound", "flows", "frozen", "models", "operators")
+_MODULES = ("blocks", "bound", "data", "flows", "frozen", "losses", "models", "operators", "train")
 
 __all__ = [*_HOME, *_MODULES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
     from lipflow import blocks as blocks
+    from lipflow.blocks import bcop_conv as bcop_conv
+    from lipflow.blocks import bjorck_dense as bjorck_dense
+    from lipflow.blocks import cayley_conv as cayley_conv
+    from lipflow.blocks import cayley_dense as cayley_dense
+    from lipflow.blocks import reshaped_conv as reshaped_conv
+    from lipflow.blocks import soc_conv as soc_conv
+    from lipflow.blocks import soc_dense as soc_dense
+    from lipflow.blocks import spectral_conv as spectral_conv
+    from lipflow.blocks import spectral_dense as spectral_dense
     from lipflow.bound import Assume as Assume
     from lipflow.bound import Bound as Bound
     from lipflow.bound import Domain as Domain
     from lipflow.bound import Lipschitz as Lipschitz
     from lipflow.bound import lipschitz_bound as lipschitz_bound
     from lipflow.certificate import Certificates as Certificates
-    from lipflow.certificate import certify as certify
     from lipflow.flows import *  # noqa: F403
     from lipflow.frozen import Frozen as Frozen
+    from lipflow.frozen import certify as certify
     from lipflow.frozen import freeze as freeze
     from lipflow.models import *  # noqa: F403
     from lipflow.operators import *  # noqa: F403

@@ -139,8 +139,17 @@ def _bound(module: nn.Module, domain: Domain, name: str) -> Bound:
     if type(module) is nn.Sequential:
         return fold(_children(module, name), domain)
     if type(module) in _TORCH:
+        require_plain(module, name)
         return Bound(_TORCH[type(module)](module, domain, name))
     raise TypeError(refusal(module, name))
+
+
+def require_plain(module: nn.Module, name: str) -> None:
+    """Refuse one of torch's own modules that something was attached to: then it may compute anything."""
+    if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+        raise TypeError(
+            f"{type(module).__name__} (at {name}) has hooks or a forward of its own, so its bound is unknown"
+        )
 
 
 def _origin(module: nn.Module, domain: Domain, name: str) -> float:
@@ -155,8 +164,13 @@ def _origin(module: nn.Module, domain: Domain, name: str) -> float:
     return mul_up(norm_up(bias), up(sqrt_up(Fraction(math.prod(shape[1:]) if shape else 1))))
 
 
+def in_order(module: nn.Sequential) -> list[tuple[str, nn.Module]]:
+    """The children of a chain as they are applied; `named_children` would give a module that comes twice only once."""
+    return [(name, child) for name, child in module._modules.items() if child is not None]
+
+
 def _children(module: nn.Sequential, name: str) -> Iterable[tuple[str, nn.Module]]:
-    return ((f"{name}.{child}", m) for child, m in module.named_children())
+    return ((f"{name}.{child}", m) for child, m in in_order(module))
 
 
 def refusal(module: nn.Module, name: str) -> str:
@@ -205,6 +219,8 @@ def _convolution(module: nn.Conv2d, domain: Domain, name: str) -> float:
         raise ValueError(
             f"{name}: the norm of an nn.Conv2d depends on its input size; give in_shape=(channels, height, width)"
         )
+    if len(domain.shape) != 3 or domain.shape[0] != module.in_channels:
+        raise ValueError(f"{name}: it takes inputs ({module.in_channels}, height, width), not {domain.shape}")
     return norm_bound(operator_of(module, domain.shape[-2:]))
 
 

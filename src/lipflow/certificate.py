@@ -15,10 +15,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from lipflow.frozen import Frozen
 from lipflow.rounding import down, sqrt_up, up
-
-CHUNK = 250  # images at a time
 
 
 @dataclass(frozen=True)
@@ -40,17 +37,6 @@ class Certificates:
             raise ValueError(f"a radius is at least 0, not {eps}")
         # A float above the greatest float that is at most eps is above eps.
         return self.radius > down(exact)
-
-
-@torch.no_grad()
-def certify(frozen: Frozen, images: Tensor) -> Certificates:
-    """Certify images: uint8, or floats in [0, 1]  # (n, *in_shape)."""
-    if not isinstance(frozen, Frozen):
-        raise TypeError(f"certify takes a frozen network: lipflow.freeze(model), not {type(frozen).__name__}")
-    frozen.require_untouched()
-    require_pixels(images)
-    parts = [frozen(chunk) for chunk in images.split(CHUNK)] if len(images) else [frozen(images)]
-    return from_logits(torch.cat(parts), frozen.pair_bounds, frozen.rounding)
 
 
 def require_pixels(images: Tensor) -> None:

@@ -14,6 +14,7 @@ import math
 import sys
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -98,14 +99,13 @@ def verify_norm(w, claim, name):
         return
     weight, underflow = w.weight / scale, w.weight.size * w.entries * TINY
     norm = norm / Fraction(scale) - underflow
+    require(norm > 0, f"{name}: the claimed norm is below the true one")
     if w.axes is None:
         verify_gram(weight[None], norm**2, name)
         return
-    tori = [torus(axis, w.circular) for axis in w.axes]
-    twist = claim["twist"]
-    require(len(twist) == 2 and all(t in (0, 1) for t in twist), f"{name}: the twist is not 0 or 1 on two axes")
-    for t, axis in zip(twist, w.axes, strict=True):
-        require(not t or not (w.circular or axis["kernel"] == 1), f"{name}: this axis has no twist")
+    require(len(claim["torus"]) == 2, f"{name}: a torus has two axes")
+    tori = [torus(axis, w.circular, side, name) for axis, side in zip(w.axes, claim["torus"], strict=True)]
+    twist = [t for _, t in claim["torus"]]
     taps = math.prod(weight.shape[2:])
     for kernel in weight.reshape(w.groups, -1, *weight.shape[1:]):
         magnitude = sqrt_up(square_sum(np.abs(kernel).sum((2, 3)))) / (1 - gamma(taps))
@@ -116,16 +116,20 @@ def verify_norm(w, claim, name):
             verify_gram(symbols, room**2 * tori[0][1] * tori[1][1], name)
 
 
-def torus(axis, circular):
-    """(side, stride that aliases, outputs at one position) of a torus that carries one axis of a convolution."""
+def torus(axis, circular, claimed, name):
+    """(side, stride that aliases, outputs at one position) of the claimed torus, if it can carry this axis."""
     n, k, s, before = axis["size"], axis["kernel"], axis["stride"], axis["before"]
+    side, twist = claimed
     if circular:
+        require((side, twist) == (n, 0), f"{name}: circular padding has one torus")
         places = [i * s % n for i in range(axis["outputs"])]
         return n, s if n % s == 0 else 1, max(map(places.count, set(places)))
-    if k == 1:
-        return s, s, 1
-    side = max(n + before, (axis["outputs"] - 1) * s - before + axis["extent"])
-    return -(-side // s) * s, s, 1
+    least = s if k == 1 else max(n + before, (axis["outputs"] - 1) * s - before + axis["extent"])
+    require(
+        isinstance(side, int) and side >= least and side % s == 0, f"{name}: the torus is too small, or no multiple"
+    )
+    require(twist in (0, 1), f"{name}: a twist is 0 or 1")
+    return side, s, 1
 
 
 def symbols_of(kernel, axes, tori, twist):
@@ -165,7 +169,8 @@ class Linear:
     """A matrix, or a convolution with its geometry."""
 
     def __init__(self, weight, geometry):
-        self.weight, self.axes, self.groups, self.circular, self.repeats = weight, None, 1, False, 1
+        self.axes: Any = None
+        self.weight, self.groups, self.circular, self.repeats = weight, 1, False, 1
         if geometry is None:
             require(weight.ndim == 2, "a matrix has two axes")
             self.dots, self.entries = (weight.shape[1], weight.shape[0]), sum(weight.shape)
@@ -226,7 +231,7 @@ class Linear:
         else:
             padded = np.pad(x, [(0, 0)] * 3 + [(a["before"], a["after"]) for a in self.axes])
         sizes = [a["outputs"] for a in self.axes]
-        total = 0.0
+        total: Any = 0.0
         for tap, (rows, columns) in self._windows():
             window = padded[..., rows, columns]
             total = total + tap @ window.reshape(*window.shape[:3], -1)
@@ -273,11 +278,15 @@ class Primitive:
 
     def __init__(self, p, t, norm):
         self.p, self.t, self.norm = p, t, norm
-        self.map = Linear(t["weight"], p["map"]["geometry"]) if "map" in p else None
+        self.map: Any = Linear(t["weight"], p["map"]["geometry"]) if "map" in p else None
         self.setup()
 
     def setup(self):
         pass
+
+    def verify(self, claim, name):
+        if self.map is not None:
+            verify_norm(self.map, claim, name)
 
     def lipschitz(self):
         return Fraction(1)
@@ -392,6 +401,54 @@ class Series(Primitive):
         return total
 
 
+class Spectral(Primitive):
+    """A matrix at each frequency, between real Fourier transforms of rows and columns (docs/soundness-spectral.md)."""
+
+    def setup(self):
+        self.re, self.im, w = self.t["real"], self.t["imaginary"], self.p["width"]
+        fits = self.re.ndim == 4 and self.re.shape == self.im.shape and self.re.size and w >= 1
+        require(fits and self.re.shape[1] == w // 2 + 1, "a spectral map has matrices at w // 2 + 1 columns")
+        h, m = self.re.shape[:2]
+        own = np.array([1.0 if 2 * f % w == 0 else 2.0 for f in range(m)])
+        cosine, sine = (np.sqrt(own / w)[:, None] * t for t in unit_circle(np.outer(np.arange(m), np.arange(w)) % w, w))
+        self.rows = np.concatenate([cosine, -sine])
+        cosine, sine = (np.sqrt(1 / h) * t for t in unit_circle(np.outer(np.arange(h), np.arange(h)) % h, h))
+        self.columns = np.block([[cosine, sine], [-sine, cosine]])
+        magnitude, terms = np.abs(self.re) + np.abs(self.im), 2 * max(self.re.shape[2:])
+        product = math.prod(Fraction(float(magnitude.sum(i).max())) for i in (-1, -2))
+        self.spread = sqrt_up(product / (1 - gamma(terms)) ** 2) + terms * TINY
+
+    def verify(self, claim, name):
+        scale = max(power_of_two(self.re), power_of_two(self.im))
+        if not scale:
+            return
+        room = self.norm / Fraction(scale) - 4 * self.re[0, 0].size * TINY
+        require(room > 0, f"{name}: the claimed norm is not above the rounding of its proof")
+        for re, im in zip(self.re / scale, self.im / scale, strict=True):
+            verify_gram(np.block([[re, -im], [im, re]]), room**2, name)
+
+    def run(self, x):
+        (n, into), (h, m, out, _) = x.shape[:2], self.re.shape
+        z = (x @ self.rows.T).reshape(n, into, h, 2, m).transpose(0, 1, 4, 3, 2).reshape(n, into, m, 2 * h)
+        a, b = (z @ self.columns.T).reshape(n, into, m, 2, h).transpose(3, 4, 2, 1, 0)
+        y = np.stack([self.re @ a - self.im @ b, self.im @ a + self.re @ b]).transpose(4, 3, 2, 0, 1)
+        y = (y.reshape(n, out, m, 2 * h) @ self.columns).reshape(n, out, m, 2, h).transpose(0, 1, 4, 3, 2)
+        return y.reshape(n, out, h, 2 * m) @ self.rows
+
+    def lipschitz(self):
+        return self.norm
+
+    def error(self, reach, entries):
+        (h, m, out, into), w, wrong = self.re.shape, self.p["width"], Fraction(0)
+        row = 1, sqrt_up(Fraction(w)), 12 * U * sqrt_up(Fraction(2 * w))
+        column = 1, sqrt_up(Fraction(2 * h)), 24 * U * sqrt_up(Fraction(h))
+        products = (w, row), (2 * h, column), (2 * into, (self.norm, self.spread, 0)), (2 * h, column), (2 * m, row)
+        for n, (norm, spread, off) in products:
+            local = (gamma(n) * (spread + off) + off) * (reach + wrong) + n * 2 * h * m * max(out, into) * TINY
+            wrong, reach = norm * wrong + local, norm * reach
+        return wrong
+
+
 class Center(Primitive):
     def run(self, x):
         return (x - self.column("mean", x)) * self.column("scale", x)
@@ -486,6 +543,7 @@ KINDS = dict(
     descent=Descent,
     proximal=Proximal,
     series=Series,
+    spectral=Spectral,
     center=Center,
     pointwise=Pointwise,
     group_sort=GroupSort,
@@ -520,7 +578,7 @@ def read_safetensors(path):
 def derive(primitives, in_shape, stated):
     """Fold L and E over the box [0, 1]ᵈ through its centre; (L, L before the last primitive, E, number of classes)."""
     radius = sqrt_up(Fraction(math.prod(in_shape))) / 2
-    x = np.full((1, *in_shape), 0.5)
+    x: Any = np.full((1, *in_shape), 0.5)
     total, before, error, reach = Fraction(1), Fraction(1), Fraction(0), norm_up(x) + radius
     for i, p in enumerate(primitives):
         y = p.run(x)
@@ -594,10 +652,10 @@ def _check(folder, claims, full, sample, seed):
     for i, p in enumerate(description["primitives"]):
         require(p["kind"] == stated[i]["kind"] and p["kind"] in KINDS, f"primitive {i} is of no known kind")
         own = {name.split(".", 1)[1]: t for name, t in tensors.items() if name.split(".", 1)[0] == str(i)}
-        norm = Fraction(stated[i]["norm"]) if "map" in p else None
+        norm = Fraction(stated[i]["norm"]) if "norm" in stated[i] else None
+        require(norm is None or norm >= 0, f"primitive {i}: a norm is not negative")
         primitives.append(KINDS[p["kind"]](p, own, norm))
-        if norm is not None:
-            verify_norm(primitives[-1].map, stated[i], f"primitive {i} ({p['kind']})")
+        primitives[-1].verify(stated[i], f"primitive {i} ({p['kind']})")
     total, before, error, classes = derive(primitives, description["in_shape"], stated)
     bounds = pair_bounds(primitives, total, before, classes)
     require(claims["classes"] == classes, f"the network has {classes} classes")

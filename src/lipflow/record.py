@@ -18,6 +18,7 @@ from torch import Tensor
 from lipflow.certificate import Certificates
 from lipflow.frozen import Frozen
 from lipflow.frozen.linear import Map
+from lipflow.frozen.spectral import Spectral
 
 WEIGHTS, CLAIMS, ROWS = "frozen.safetensors", "certificate.json", "certified.npz"
 
@@ -29,7 +30,8 @@ def write(folder: str | Path, frozen: Frozen, certificates: Certificates, images
     (folder / CLAIMS).unlink(missing_ok=True)  # a half-written certificate claims nothing
     frozen.save(folder / WEIGHTS)
     columns = dict(images=images, truth=truth, **vars(certificates))
-    np.savez(folder / ROWS, **{name: column.numpy() for name, column in columns.items()})
+    arrays: dict[str, Any] = {name: column.numpy() for name, column in columns.items()}
+    np.savez(folder / ROWS, **arrays)
     text = json.dumps(claims(folder, frozen, certificates), indent=1)
     partial = folder / f"{CLAIMS}.partial"
     partial.write_text(text)
@@ -61,6 +63,8 @@ def digest(stated: dict[str, Any]) -> str:
 
 
 def _claim(p: Any, row: Any) -> dict[str, Any]:
+    if isinstance(p, Spectral):
+        return dict(row._asdict(), norm=p.norm)
     held = getattr(p, "map", None)
-    proof = dict(norm=held.norm, twist=list(held.twist)) if isinstance(held, Map) else {}
+    proof = dict(norm=held.norm, torus=[list(side) for side in held.torus]) if isinstance(held, Map) else {}
     return dict(row._asdict(), **proof)

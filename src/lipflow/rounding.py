@@ -41,7 +41,7 @@ def down(q: Fraction | int) -> float:
 
 
 def sqrt_up(q: Fraction) -> Fraction:
-    """A rational at least √q, within a relative 2⁻⁶⁰ of it."""
+    """A rational at least √q, within a relative 2⁻⁶⁰ of it, and √q itself where it is rational."""
     if q < 0:
         raise ValueError(f"the square root of {float(q)} was asked for")
     if q == 0:
@@ -49,8 +49,9 @@ def sqrt_up(q: Fraction) -> Fraction:
     # √(a/b) = √(a·b·4ᵏ)/(b·2ᵏ), with k such that the integer root has at least 61 bits.
     a, b = q.numerator, q.denominator
     k = max(0, 61 - (a * b).bit_length() // 2)
-    root = math.isqrt(a * b << 2 * k)
-    return Fraction(root + 1, b << k)
+    square = a * b << 2 * k
+    root = math.isqrt(square)
+    return Fraction(root + (root * root < square), b << k)
 
 
 def sqrt_down(q: Fraction) -> Fraction:

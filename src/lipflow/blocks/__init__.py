@@ -1,13 +1,22 @@
 """Blocks: everything in a network that is not a flow. Each declares its (L, ε); heads declare pair bounds too."""
 
 from lipflow.blocks.activation import Abs, GroupSort, Householder, MaxMin
+from lipflow.blocks.affine import Affine, Parameterisation, Scaled, reshaped_conv, spectral_conv, spectral_dense
+from lipflow.blocks.bcop import BlockConvolution, Orthonormal, bcop_conv, bjorck_dense
+from lipflow.blocks.cayley import CayleyMatrix, CayleySymbols, cayley_conv, cayley_dense
 from lipflow.blocks.head import Head, LastLayerNormalization, Truncate
 from lipflow.blocks.normalize import Center
-from lipflow.blocks.resize import AvgPool, Flatten, MaxPool, PadChannels, SpaceToDepth
+from lipflow.blocks.resize import AvgPool, Flatten, MaxPool, PadChannels, SpaceToDepth, TakeChannels
+from lipflow.blocks.shift import Shift
+from lipflow.blocks.soc import soc_conv, soc_dense
 
 __all__ = [
     "Abs",
+    "Affine",
     "AvgPool",
+    "BlockConvolution",
+    "CayleyMatrix",
+    "CayleySymbols",
     "Center",
     "Flatten",
     "GroupSort",
@@ -16,7 +25,21 @@ __all__ = [
     "LastLayerNormalization",
     "MaxMin",
     "MaxPool",
+    "Orthonormal",
     "PadChannels",
+    "Parameterisation",
+    "Scaled",
+    "Shift",
     "SpaceToDepth",
+    "TakeChannels",
     "Truncate",
+    "bcop_conv",
+    "bjorck_dense",
+    "cayley_conv",
+    "cayley_dense",
+    "reshaped_conv",
+    "soc_conv",
+    "soc_dense",
+    "spectral_conv",
+    "spectral_dense",
 ]

@@ -6,17 +6,17 @@ How W is made is an object: `Scaled` here, `CayleyMatrix` and `CayleySymbols` in
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
 
 from torch import Tensor, nn
 
-from lipflow.blocks.shift import new_bias, shift, shift_norm
+from lipflow.blocks.shift import new_bias, shift_norm
 from lipflow.bound import Bound, Domain, Lipschitz, Shape
 from lipflow.flows.field import reweighted
 from lipflow.flows.memo import Memo
 from lipflow.flows.scale import ReshapedNorm, Scale, SpectralNorm
 from lipflow.flows.weight import ConvWeight, DenseWeight, Weight
 from lipflow.operators import LinearOperator, norm_bound
+from lipflow.operators.conv import Padding
 
 
 class Parameterisation(nn.Module, ABC):
@@ -39,6 +39,15 @@ class Parameterisation(nn.Module, ABC):
     def channels(self) -> tuple[int, int]:
         """The sizes of the input's and the output's first axis."""
 
+    @property
+    @abstractmethod
+    def fan_in(self) -> int:
+        """How many weights make one output, from which a bias takes its first size."""
+
+    @abstractmethod
+    def out_shape(self, shape: Shape | None) -> Shape:
+        """The shape of an output, for inputs of a shape, or of the shape last seen."""
+
 
 class Affine(Lipschitz):
     """Wx + b: L is what the parameterisation of W proves of its norm."""
@@ -46,17 +55,18 @@ class Affine(Lipschitz):
     def __init__(self, weight: Parameterisation, bias: bool = True) -> None:
         super().__init__()
         self.weight = weight
-        into, out = weight.channels
-        self.bias = new_bias(out, into) if bias else None
+        self.bias = new_bias(weight.channels[1], weight.fan_in) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return shift(self.weight(x)(x), self.bias)
+        op = self.weight(x)
+        y = op(x)
+        return y if self.bias is None else y + self.bias.reshape(-1, *[1] * (len(op.out_shape) - 1))
 
     def bound(self, domain: Domain) -> Bound:
         return Bound(self.weight.norm_bound(domain.shape))
 
     def origin(self, domain: Domain) -> float:
-        return shift_norm(self.bias, self.weight.operator(domain.shape).out_shape)
+        return 0.0 if self.bias is None else shift_norm(self.bias, self.weight.out_shape(domain.shape))
 
 
 class Scaled(Parameterisation):
@@ -73,6 +83,13 @@ class Scaled(Parameterisation):
     @property
     def channels(self) -> tuple[int, int]:
         return self.weight.channels
+
+    @property
+    def fan_in(self) -> int:
+        return self.weight.weight[0].numel()
+
+    def out_shape(self, shape: Shape | None) -> Shape:
+        return self.weight.operator(shape).out_shape
 
     def operator(self, shape: Shape | None) -> LinearOperator:
         op = self.weight.operator(shape)
@@ -96,15 +113,40 @@ def spectral_dense(in_features: int, out_features: int, *, bias: bool = True) ->
 
 
 def spectral_conv(
-    in_channels: int, out_channels: int, kernel_size: int | tuple[int, int] = 3, *, bias: bool = True, **geometry: Any
+    in_channels: int,
+    out_channels: int,
+    kernel_size: int | tuple[int, int] = 3,
+    *,
+    padding: Padding = "same",
+    padding_mode: str = "zeros",
+    stride: int | tuple[int, int] = 1,
+    dilation: int | tuple[int, int] = 1,
+    groups: int = 1,
+    in_size: tuple[int, int] | None = None,
+    bias: bool = True,
 ) -> Affine:
-    """W ∗ x/‖W‖ + b, with the norm of the convolution itself (Farnia et al. 2019); geometry as of `ConvWeight`."""
-    return Affine(Scaled(ConvWeight(in_channels, out_channels, kernel_size, **geometry), SpectralNorm()), bias)
+    """W ∗ x/‖W‖ + b, with the norm of the convolution itself (Farnia et al. 2019), by power iteration."""
+    weight = ConvWeight(
+        in_channels, out_channels, kernel_size, padding, padding_mode, stride, dilation, groups, in_size
+    )
+    return Affine(Scaled(weight, SpectralNorm()), bias)
 
 
 def reshaped_conv(
-    in_channels: int, out_channels: int, kernel_size: int | tuple[int, int] = 3, *, bias: bool = True, **geometry: Any
+    in_channels: int,
+    out_channels: int,
+    kernel_size: int | tuple[int, int] = 3,
+    *,
+    padding: Padding = "same",
+    padding_mode: str = "zeros",
+    stride: int | tuple[int, int] = 1,
+    dilation: int | tuple[int, int] = 1,
+    groups: int = 1,
+    in_size: tuple[int, int] | None = None,
+    bias: bool = True,
 ) -> Affine:
-    """W ∗ x/(√(hw)·σ) + b, with σ the least norm of four reshaped kernels (Singla and Feizi 2021): at most about 1."""
-    weight = ConvWeight(in_channels, out_channels, kernel_size, **geometry)
+    """W ∗ x/(√(hw)·σ) + b, with σ the least norm of four reshaped kernels (Singla and Feizi 2021b): at most about 1."""
+    weight = ConvWeight(
+        in_channels, out_channels, kernel_size, padding, padding_mode, stride, dilation, groups, in_size
+    )
     return Affine(Scaled(weight, ReshapedNorm(1 / math.sqrt(weight.weight[0, 0].numel()))), bias)

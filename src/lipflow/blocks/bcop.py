@@ -21,8 +21,8 @@ ITERATIONS = 20  # of Björck's, as published
 def bjorck(m: Tensor, iterations: int = ITERATIONS) -> Tensor:
     """M ← M(3I - MᵀM)/2, some times: to orthonormal columns, the polar factor of M  # (..., rows ≥ columns).
 
-    It sends a singular value s to s(3 - s²)/2, and converges to 1 from 0 < s < √3. So M is divided first by a number that
-    is at least ‖M‖ and at most c^{1/8} times as much for c columns: with G = MᵀM, ‖G‖² ≤ ‖G²‖_F ≤ √c·‖G‖².
+    It sends a singular value s to s(3 - s²)/2, and converges to 1 from 0 < s < √3. So M is divided first by a number
+    that is at least ‖M‖, and at most c^{1/8} times as much for c columns: with G = MᵀM, ‖G‖² ≤ ‖G²‖_F ≤ √c·‖G‖².
     """
     if m.shape[-2] < m.shape[-1]:
         return bjorck(m.mT, iterations).mT
@@ -69,8 +69,9 @@ class BlockConvolution(Parameterisation):
             in_channels=in_channels, out_channels=out_channels, kernel_size=min(height, width), iterations=iterations
         )
         self.sizes, self.iterations, self.memo = (in_channels, out_channels), iterations, Memo()
-        # Rows and columns in turn, as long as there are some left of both.
-        self.axes = sorted([*range(height - 1), *(j + 0.5 for j in range(width - 1))])
+        # Rows and columns in turn, for as long as both need more taps.
+        taps = range(max(height, width) - 1)
+        self.axes = [axis for tap in taps for axis, size in enumerate((height, width)) if tap < size - 1]
         most, least = max(self.sizes), min(self.sizes)
         self.mix = nn.Parameter(orthogonal(most, least))
         halves = [orthogonal(most, most // 2) for _ in self.axes]
@@ -83,11 +84,18 @@ class BlockConvolution(Parameterisation):
     def channels(self) -> tuple[int, int]:
         return self.sizes
 
+    @property
+    def fan_in(self) -> int:
+        return self.sizes[0] * (self.axes.count(0) + 1) * (self.axes.count(1) + 1)
+
+    def out_shape(self, shape: Shape | None) -> Shape:
+        return (self.sizes[1], *(self.seen.shape[1:] if shape is None else shape[1:]))
+
     def kernel(self) -> Tensor:
         """The kernel  # (out, in, height, width)."""
         kernel = bjorck(self.mix, self.iterations)[:, :, None, None]
         for axis, q in zip(self.axes, bjorck(self.halves, self.iterations), strict=True):
-            kernel = turn(kernel, q, axis=0 if isinstance(axis, int) else 1)
+            kernel = turn(kernel, q, axis)
         return kernel if kernel.shape[:2] == self.sizes[::-1] else kernel.transpose(0, 1)
 
     def operator(self, shape: Shape | None) -> Conv2d:
@@ -117,22 +125,29 @@ class BlockConvolution(Parameterisation):
         return norm_bound(self.operator(shape))
 
     def extra_repr(self) -> str:
-        rows = sum(isinstance(axis, int) for axis in self.axes)
-        columns = len(self.axes) - rows
-        return f"{self.sizes[0]} → {self.sizes[1]}, kernel {rows + 1}×{columns + 1}, iterations={self.iterations}"
+        height, width = self.axes.count(0) + 1, self.axes.count(1) + 1
+        return f"{self.sizes[0]} → {self.sizes[1]}, kernel {height}×{width}, iterations={self.iterations}"
 
 
 class Orthonormal(Parameterisation):
-    """A matrix with orthonormal rows or columns, up to what Björck's iteration leaves; its executed norm is certified."""
+    """A matrix with orthonormal rows or columns, up to what Björck's iteration leaves; its norm is certified."""
 
     def __init__(self, in_features: int, out_features: int, iterations: int = ITERATIONS) -> None:
         super().__init__()
         require_positive(in_features=in_features, out_features=out_features, iterations=iterations)
-        self.weight, self.iterations, self.memo = nn.Parameter(orthogonal(out_features, in_features)), iterations, Memo()
+        self.weight = nn.Parameter(orthogonal(out_features, in_features))
+        self.iterations, self.memo = iterations, Memo()
 
     @property
     def channels(self) -> tuple[int, int]:
         return self.weight.shape[1], self.weight.shape[0]
+
+    @property
+    def fan_in(self) -> int:
+        return self.weight.shape[1]
+
+    def out_shape(self, shape: Shape | None) -> Shape:
+        return self.channels[1:]
 
     def operator(self, shape: Shape | None) -> Dense:
         return Dense(bjorck(self.weight, self.iterations))

@@ -21,15 +21,17 @@ def cayley_transform(w: Tensor) -> Tensor:
     """A matrix with orthonormal columns, or rows if it has fewer of them, from any matrix  # (..., out, in).
 
     With W = [U; V], U square, let A = U - U* + V*V. Then Q = [I - A; -2V](I + A)⁻¹ has Q*Q = I, as
-    (I - A)*(I - A) + 4V*V = (I + A)*(I + A); and I + A is invertible, as its Hermitian part is I + V*V.
+    (I - A)*(I - A) + 4V*V = (I + A)*(I + A); and I + A is invertible, as its Hermitian part is I + V*V. The upper block
+    is 2(I + A)⁻¹ - I.
     """
     rows, columns = w.shape[-2:]
     if rows < columns:
         return cayley_transform(w.mH).mH
     u, v = w[..., :columns, :], w[..., columns:, :]
     a = u - u.mH + v.mH @ v
-    identity = torch.eye(columns, dtype=w.dtype, device=w.device).expand_as(a)
-    return torch.linalg.solve(identity + a, torch.cat([identity - a, -2 * v], -2), left=False)
+    identity = torch.eye(columns, dtype=w.dtype, device=w.device)
+    inverse = torch.linalg.inv(identity + a)
+    return torch.cat([2 * inverse - identity, -2 * v @ inverse], -2)
 
 
 class CayleyMatrix(Parameterisation):
@@ -43,6 +45,13 @@ class CayleyMatrix(Parameterisation):
     @property
     def channels(self) -> tuple[int, int]:
         return self.weight.channels
+
+    @property
+    def fan_in(self) -> int:
+        return self.weight.weight[0].numel()
+
+    def out_shape(self, shape: Shape | None) -> Shape:
+        return self.channels[1:]
 
     def operator(self, shape: Shape | None) -> Dense:
         return Dense(self._matrix())
@@ -58,7 +67,7 @@ class CayleyMatrix(Parameterisation):
         return 1.0
 
 
-class Spectral(LinearOperator):
+class FourierMultiplier(LinearOperator):
     """x ↦ the real inverse transform of M(ω)x̂(ω), with matrices M at the frequencies of rfft2.
 
     matrices: (height, width // 2 + 1, out, in), complex.
@@ -109,15 +118,22 @@ class CayleySymbols(Parameterisation):
     def channels(self) -> tuple[int, int]:
         return self.weight.channels
 
-    def operator(self, shape: Shape | None) -> Spectral:
-        op = self.weight.operator(shape)
-        return Spectral(self._matrices(op), (op.rows.size, op.columns.size))
+    @property
+    def fan_in(self) -> int:
+        return self.weight.weight[0].numel()
 
-    def forward(self, x: Tensor) -> Spectral:
+    def out_shape(self, shape: Shape | None) -> Shape:
+        return self.weight.operator(shape).out_shape
+
+    def operator(self, shape: Shape | None) -> FourierMultiplier:
+        op = self.weight.operator(shape)
+        return FourierMultiplier(self._matrices(op), (op.rows.size, op.columns.size))
+
+    def forward(self, x: Tensor) -> FourierMultiplier:
         op = self.weight(x)
         inputs = (self.weight.weight, self.scale.alpha)
         matrices = self.memo(lambda: self._matrices(op), inputs, op.in_shape, keep=not self.training)
-        return Spectral(matrices, (op.rows.size, op.columns.size))
+        return FourierMultiplier(matrices, (op.rows.size, op.columns.size))
 
     def _matrices(self, op: LinearOperator) -> Tensor:
         scaled = reweighted(op, op.weight * self.scale(op, self.weight, learn=False))

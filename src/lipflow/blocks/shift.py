@@ -22,7 +22,7 @@ class Shift(Lipschitz):
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim < 2 or x.shape[1] != len(self.bias):
             raise ValueError(f"Shift takes (batch, {len(self.bias)}, …), not {tuple(x.shape)}")
-        return shift(x, self.bias)
+        return x + self.bias.reshape(-1, *[1] * (x.ndim - 2))
 
     def bound(self, domain: Domain) -> Bound:
         return Bound(1.0)
@@ -39,15 +39,8 @@ def new_bias(channels: int, fan_in: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(channels).uniform_(-1, 1) / math.sqrt(fan_in))
 
 
-def shift(x: Tensor, bias: Tensor | None) -> Tensor:
-    """x + b along the second axis."""
-    return x if bias is None else x + bias.reshape(-1, *[1] * (x.ndim - 2))
-
-
-def shift_norm(bias: Tensor | None, shape: Shape | None) -> float:
-    """How far x + b moves an output of a shape, from above: ‖b‖ at every position."""
-    if bias is None:
-        return 0.0
+def shift_norm(bias: Tensor, shape: Shape | None) -> float:
+    """How far x + b moves an x of a shape, from above: by ‖b‖ at every position."""
     if shape is None:
         return math.inf if bool(bias.any()) else 0.0
     return mul_up(norm_up(bias), up(sqrt_up(Fraction(math.prod(shape[1:])))))

@@ -10,7 +10,7 @@ from torch import nn
 
 from lipflow.blocks.resize import PadChannels, SpaceToDepth, TakeChannels
 from lipflow.blocks.shift import Shift
-from lipflow.flows import ConvWeight, Exponential, Flow, ReshapedNorm, Skew
+from lipflow.flows import ConvWeight, DenseWeight, Exponential, Flow, ReshapedNorm, Skew
 
 # The published layer convolves 12 times in evaluation and 5 times in training; the identity is a term too.
 TERMS, TRAIN_TERMS = 13, 6
@@ -34,13 +34,32 @@ def soc_conv(
     read = in_channels * stride**2
     channels = max(read, out_channels)
     weight = ConvWeight(channels, channels, kernel_size, in_size=in_size)
-    nn.init.normal_(weight.weight, std=1 / math.sqrt(channels))
-    skew = Skew(weight, ReshapedNorm(1.0 if kernel_size == 1 else 0.7))
-    layers = [
-        SpaceToDepth(stride) if stride > 1 else None,
-        PadChannels(channels) if read < channels else None,
-        Flow(skew, Exponential(1.0, terms, train_terms)),
-        TakeChannels(out_channels) if out_channels < channels else None,
-        Shift(out_channels) if bias else None,
-    ]
-    return nn.Sequential(*(layer for layer in layers if layer is not None))
+    flow = _flow(weight, 1.0 if kernel_size == 1 else 0.7, terms, train_terms)
+    shuffle = [SpaceToDepth(stride)] if stride > 1 else []
+    return nn.Sequential(*shuffle, *_resized(flow, read, channels, out_channels, bias))
+
+
+def soc_dense(
+    in_features: int,
+    out_features: int,
+    *,
+    terms: int = TERMS,
+    train_terms: int | None = TRAIN_TERMS,
+    bias: bool = True,
+) -> nn.Sequential:
+    """The SOC layer on features, as a 1×1 convolution is on one pixel."""
+    features = max(in_features, out_features)
+    flow = _flow(DenseWeight(features, features), 1.0, terms, train_terms)
+    return nn.Sequential(*_resized(flow, in_features, features, out_features, bias))
+
+
+def _flow(weight: ConvWeight | DenseWeight, factor: float, terms: int, train_terms: int | None) -> Flow:
+    nn.init.normal_(weight.weight, std=1 / math.sqrt(len(weight.weight)))
+    return Flow(Skew(weight, ReshapedNorm(factor)), Exponential(1.0, terms, train_terms))
+
+
+def _resized(flow: Flow, read: int, channels: int, out: int, bias: bool) -> list[nn.Module]:
+    """A flow on `channels` channels, between others: zeros before it, the first of them after it, and a bias."""
+    widen = [PadChannels(channels)] if read < channels else []
+    narrow = [TakeChannels(out)] if out < channels else []
+    return [*widen, flow, *narrow, *([Shift(out)] if bias else [])]

@@ -21,6 +21,7 @@ from lipflow.data.dataset import DataError, Dataset, Request, Split, to_unit
 from lipflow.data.order import batches, permutation, share, steps_per_epoch
 
 __all__ = [
+    "DOWNLOADS",
     "SOURCES",
     "DataError",
     "Dataset",
@@ -42,7 +43,7 @@ SOURCES: dict[str, Callable[[Request], Dataset]] = {
     "folder": folder.load,
 }
 
-_DOWNLOADS = {layout.name: layout for layout in (cifar.CIFAR10, cifar.CIFAR100)}
+DOWNLOADS = {layout.name: layout for layout in (cifar.CIFAR10, cifar.CIFAR100)}
 
 
 def load(
@@ -75,6 +76,6 @@ def load(
 
 def fetch(name: str, data_dir: str | PathLike[str] | None = None) -> Path:
     """Download the dataset `name` into `data_dir` (default: the cache) unless it is there; return its path."""
-    if name not in _DOWNLOADS:
-        raise DataError(f"there is nothing to download for {name!r}; only for {', '.join(_DOWNLOADS)}")
-    return cifar.fetch(_DOWNLOADS[name], None if data_dir is None else Path(data_dir).expanduser())
+    if name not in DOWNLOADS:
+        raise DataError(f"there is nothing to download for {name!r}; only for {', '.join(DOWNLOADS)}")
+    return cifar.fetch(DOWNLOADS[name], None if data_dir is None else Path(data_dir).expanduser())

@@ -26,9 +26,9 @@ def apply(matrices: Tensor, x: Tensor) -> Tensor:
 
 
 def rational(a: Tensor, alpha: float, beta: float) -> Tensor:
-    """(I - αA)⁻¹(I + βA) of a batch of square matrices."""
+    """(I - αA)⁻¹(I + βA) = (1 + β/α)(I - αA)⁻¹ - (β/α)I of a batch of square matrices: one inverse."""
     identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-    return torch.linalg.solve(identity - alpha * a, identity + beta * a)
+    return (1 + beta / alpha) * torch.linalg.inv(identity - alpha * a) - (beta / alpha) * identity
 
 
 def symbols(op: Conv2d) -> Tensor:

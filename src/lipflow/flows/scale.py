@@ -45,7 +45,7 @@ class ReshapedNorm(Scale):
     """factor/σ, with σ the least norm of four reshapings of the kernel  # (out, in, height, width).
 
     The matrices are (out·h) × (in·w), (out·w) × (in·h), out × (in·h·w) and (out·h·w) × in, and ‖W‖ ≤ √(hw)·σ on inputs
-    of any size (Singla and Feizi 2021). So factor = 1/√(hw) makes the norm at most about 1, and SOC takes 0.7.
+    of any size (Singla and Feizi 2021b). So factor = 1/√(hw) makes the norm at most about 1, and SOC takes 0.7.
     """
 
     def __init__(self, factor: float) -> None:
@@ -83,10 +83,10 @@ class LearnedNorm(Scale):
     alpha: nn.Parameter
 
     def follow(self, kernel: Tensor) -> None:
-        self.alpha = nn.Parameter(norm(kernel.detach()).clone())
+        self.alpha = nn.Parameter(length(kernel.detach()).clone())
 
     def forward(self, op: LinearOperator, weight: Weight, learn: bool) -> Tensor:
-        return self.alpha / _positive(norm(op.weight))
+        return self.alpha / _positive(length(op.weight))
 
 
 def reshapings(kernel: Tensor) -> list[Tensor]:
@@ -100,6 +100,11 @@ def reshapings(kernel: Tensor) -> list[Tensor]:
         kernel.reshape(out, grouped * height * width),
         kernel.permute(0, 2, 3, 1).reshape(out * height * width, grouped),
     ]
+
+
+def length(weight: Tensor) -> Tensor:
+    """‖W‖_F, row by row: one sum over millions of squares would lose four digits in float32."""
+    return norm(torch.linalg.vector_norm(weight.flatten(1), dim=1))
 
 
 def _positive(x: Tensor) -> Tensor:

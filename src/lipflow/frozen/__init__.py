@@ -1,6 +1,6 @@
 """Frozen networks: what certificates are about."""
 
-from lipflow.frozen.network import Frozen, Row, freeze
+from lipflow.frozen.network import Frozen, Row, certify, freeze
 from lipflow.frozen.primitive import PRIMITIVES, Primitive
 
-__all__ = ["PRIMITIVES", "Frozen", "Primitive", "Row", "freeze"]
+__all__ = ["PRIMITIVES", "Frozen", "Primitive", "Row", "certify", "freeze"]

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lipflow.operators import Conv2d, Dense, LinearOperator
-from lipflow.operators.norm import Twist, norm_certificate
+from lipflow.operators.norm import Torus, norm_certificate
 from lipflow.rounding import TINY, gamma, sqrt_up, up
 
 # A stated constant is this much above the one derived here, so that another program, which rounds differently,
@@ -31,15 +31,15 @@ class Map:
     geometry: dict[str, Any] | None
     norm: float
     spread: float
-    twist: Twist
+    torus: Torus
 
     @staticmethod
     def of(op: LinearOperator) -> "Map":
         """Bound an operator once, and hold its weights in float64."""
         weight = op.weight.detach().to("cpu", torch.float64).clone(memory_format=torch.contiguous_format)
         held = op.with_kernel(weight) if isinstance(op, Conv2d) else Dense(weight)
-        norm, twist = norm_certificate(held)
-        return Map(weight, geometry_of(op), up(Fraction(norm) * (1 + ROOM)), spread_bound(held), twist)
+        norm, torus = norm_certificate(held)
+        return Map(weight, geometry_of(op), up(Fraction(norm) * (1 + ROOM)), spread_bound(held), torus)
 
     @cached_property
     def op(self) -> Dense | Conv2d:

@@ -1,27 +1,31 @@
 """Lowering: a live module becomes a list of primitives, in float64, with its norms bounded once."""
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from lipflow import blocks
-from lipflow.bound import Assume, Shape, operator_of, refusal, require_vectors
-from lipflow.flows import Flow, Skew
+from lipflow.blocks.cayley import FourierMultiplier
+from lipflow.bound import Assume, Shape, in_order, operator_of, refusal, require_plain, require_vectors
+from lipflow.flows import Flow
 from lipflow.flows import cell as cells
-from lipflow.flows.field import Convex, ConvexPotential, skew_part
-from lipflow.flows.resolvent import rational
+from lipflow.flows.field import Convex, ConvexPotential
+from lipflow.flows.resolvent import resolvent
 from lipflow.frozen import primitive
 from lipflow.frozen.linear import Map
 from lipflow.frozen.primitive import Primitive
+from lipflow.frozen.spectral import spectral
 from lipflow.models import Network
 from lipflow.operators import Conv2d, Dense
 from lipflow.rounding import down
 
 Lowered = Iterator[Primitive]
+Module = TypeVar("Module", bound=nn.Module)
 
 MOST_STEPS = 10_000  # a proximal layer that needs more is too stiff to run
 
@@ -37,6 +41,7 @@ def lower(module: nn.Module, shape: Shape, name: str) -> Lowered:
         return
     if kind not in _LOWER:
         raise TypeError(_refuse(module, name))
+    require_plain(module, name)
     try:
         yield from _LOWER[kind](module, shape)
     except (TypeError, ValueError) as error:
@@ -109,26 +114,39 @@ def step_size(norm: float) -> float:
 
 
 def _series(cell: cells.Series, shape: Shape) -> Lowered:
-    op = _double(cell.field, shape)
-    yield primitive.Series(Map.of(op), cell.h, cell.terms)
+    """A, made in float64, is skew to the last bit."""
+    yield primitive.Series(Map.of(_double(cell.field).operator(shape)), cell.h, cell.terms)
 
 
 def _rational(cell: cells.Rational, shape: Shape) -> Lowered:
-    """A dense Cayley layer is one matrix; its executed norm is certified like any other."""
-    op = _double(cell.field, shape)
-    if not isinstance(op, Dense):
-        raise TypeError("Cayley convolutions cannot be frozen yet")
-    matrix = rational(op.weight, cell.alpha, cell.beta)
-    yield primitive.Affine(Map.of(Dense(matrix)), torch.zeros(len(matrix), dtype=torch.float64))
+    """A dense Cayley layer is one matrix, a convolution one at each frequency: norms are certified as executed."""
+    with torch.no_grad():
+        op = _double(cell.field).operator(shape)
+        matrices = resolvent(op, cell.alpha, cell.beta)
+    if isinstance(op, Dense):
+        yield primitive.Affine(Map.of(Dense(matrices)), torch.zeros(len(matrices), dtype=torch.float64))
+        return
+    groups, h, w, c, _ = matrices.shape
+    joined = matrices.new_zeros(h, w, groups, c, groups, c)
+    joined.diagonal(dim1=2, dim2=4).copy_(matrices.permute(1, 2, 3, 4, 0))
+    yield spectral(joined.reshape(h, w, groups * c, groups * c), shape[2])
 
 
-def _double(field: Skew, shape: Shape) -> Dense | Conv2d:
-    """The skew operator, computed in float64 so that it is skew to the last bit."""
-    op = field.weight.operator(shape)
-    weight = op.weight.detach().to("cpu", torch.float64)
-    double = skew_part(op.with_kernel(weight) if isinstance(op, Conv2d) else Dense(weight))
-    assert isinstance(double, Dense | Conv2d)
-    return double
+def _affine(block: blocks.Affine, shape: Shape) -> Lowered:
+    """W as evaluation makes it, in float64: a matrix, a kernel, or a matrix at each frequency and then the bias."""
+    with torch.no_grad():
+        op = _double(block.weight).operator(shape)
+    bias = _bias(block.bias, block.weight.channels[1])
+    if isinstance(op, FourierMultiplier):
+        yield spectral(op.matrices, shape[2])
+        yield primitive.Center(-bias, torch.ones_like(bias))
+    else:
+        yield primitive.Affine(Map.of(op), bias)
+
+
+def _double(module: Module) -> Module:
+    """A copy that computes in float64 what the module does in evaluation."""
+    return copy.deepcopy(module).to("cpu", torch.float64).eval()
 
 
 def _linear(module: nn.Linear, shape: Shape) -> Lowered:
@@ -153,6 +171,11 @@ def _center(block: blocks.Center, shape: Shape) -> Lowered:
     mean = _held(block.mean).expand(shape[0]).clone()
     scale = torch.ones_like(mean) if block.std is None else 1 / _held(block.std).expand(shape[0])
     yield primitive.Center(mean, scale)
+
+
+def _shift(block: blocks.Shift, shape: Shape) -> Lowered:
+    bias = _bias(block.bias, len(block.bias))
+    yield primitive.Center(-bias, torch.ones_like(bias))
 
 
 def _householder(block: blocks.Householder, shape: Shape) -> Lowered:
@@ -215,8 +238,11 @@ _CELLS: dict[type, Callable[[Any, Shape], Lowered]] = {
 
 _LOWER: dict[type, Callable[[Any, Shape], Lowered]] = {
     Flow: _flow,
+    blocks.Affine: _affine,
     blocks.Center: _center,
+    blocks.Shift: _shift,
     blocks.PadChannels: lambda m, _: iter([primitive.PadChannels(m.channels)]),
+    blocks.TakeChannels: lambda m, _: iter([primitive.Truncate(m.channels)]),
     blocks.AvgPool: lambda m, _: iter([primitive.AvgPool(m.size)]),
     blocks.MaxPool: lambda m, _: iter([_pool(m.size)]),
     blocks.SpaceToDepth: lambda m, _: iter([primitive.SpaceToDepth(m.block)]),
@@ -237,6 +263,6 @@ _LOWER: dict[type, Callable[[Any, Shape], Lowered]] = {
 }
 
 _CONTAINERS: dict[type, Callable[[Any], Any]] = {
-    nn.Sequential: lambda m: m.named_children(),
-    Network: lambda m: m.stages.named_children(),
+    nn.Sequential: in_order,
+    Network: lambda m: in_order(m.stages),
 }

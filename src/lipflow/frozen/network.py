@@ -23,13 +23,16 @@ from torch import Tensor, nn
 
 from lipflow.blocks.head import row_distances
 from lipflow.bound import Shape
+from lipflow.certificate import Certificates, from_logits, require_pixels
 from lipflow.frozen.linear import ROOM, Map
 from lipflow.frozen.lower import lower
 from lipflow.frozen.primitive import PRIMITIVES, Affine, Primitive
 from lipflow.models import Network
+from lipflow.operators.norm import NO_TORUS
 from lipflow.rounding import mul_up, norm_up, sqrt_up, up
 
 SCHEMA = 1
+CHUNK = 250  # images that `certify` runs at a time
 
 
 class Row(NamedTuple):
@@ -85,8 +88,6 @@ class Frozen(nn.Module):
 
     def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(label, certified radius) of each image."""
-        from lipflow.certificate import certify
-
         certificates = certify(self, x)
         return certificates.label, certificates.radius
 
@@ -165,6 +166,17 @@ def freeze(model: nn.Module, in_shape: Shape | None = None) -> Frozen:
     if isinstance(model, Network) and tuple(shape) != model.in_shape:
         raise ValueError(f"this network was built for {model.in_shape}, not {tuple(shape)}")
     return Frozen(list(lower(model, tuple(shape), "")), tuple(shape))
+
+
+@torch.no_grad()
+def certify(frozen: Frozen, images: Tensor) -> Certificates:
+    """Certify images: uint8, or floats in [0, 1]  # (n, *in_shape)."""
+    if not isinstance(frozen, Frozen):
+        raise TypeError(f"certify takes a frozen network: lipflow.freeze(model), not {type(frozen).__name__}")
+    frozen.require_untouched()
+    require_pixels(images)
+    parts = [frozen(chunk) for chunk in images.split(CHUNK)] if len(images) else [frozen(images)]
+    return from_logits(torch.cat(parts), frozen.pair_bounds, frozen.rounding)
 
 
 def _account(frozen: Frozen, put: Any) -> None:
@@ -252,7 +264,7 @@ def _restore(index: int, entry: dict[str, Any], tensors: dict[str, Tensor]) -> P
     for field in dataclasses.fields(kind):
         if field.name == "map":
             geometry = entry["map"]["geometry"]
-            held = Map(_tensor(tensors, f"{index}.weight"), geometry, math.inf, math.inf, (0, 0))
+            held = Map(_tensor(tensors, f"{index}.weight"), geometry, math.inf, math.inf, NO_TORUS)
             values["map"] = Map.of(held.op)
         elif field.name in entry:
             values[field.name] = entry[field.name]

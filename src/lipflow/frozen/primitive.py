@@ -2,63 +2,30 @@
 
 Each primitive is an exact map, defined by the numbers it stores, and L = `lipschitz` bounds its Lipschitz constant.
 The program that runs it differs from it by at most `error(X)` in norm, on every computed input of norm at most X;
-derivations are in docs/soundness.md. `lipflow.check` knows the same list, and nothing else.
+derivations are in docs/soundness.md and, for `Spectral`, in docs/soundness-spectral.md. `lipflow.check` knows the same
+list, and nothing else.
 """
 
-import dataclasses
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lipflow.bound import Shape, overlap
-from lipflow.frozen.linear import ROOM, Map
+from lipflow.bound import Shape
+from lipflow.frozen.linear import Map
+from lipflow.frozen.operation import Primitive, require
+from lipflow.frozen.rearrange import Flatten, GroupSort, MaxPool, PadChannels, Pointwise, SpaceToDepth, Truncate
+from lipflow.frozen.spectral import Spectral
 from lipflow.operators import Dense
 from lipflow.rounding import TINY, U, gamma, norm_up, sqrt_up, up
 
-# Exact in floating point, and fixing 0; those of SIGMA have slopes in [0, 1] too.
-POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "abs": torch.abs}
+# Exact in floating point, fixing 0, with slopes in [0, 1].
 SIGMA: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "hardtanh": F.hardtanh}
-
-
-@dataclass(frozen=True, eq=False)
-class Primitive(ABC):
-    """One operation. Its fields are the data that a file holds: tensors, maps, and plain JSON."""
-
-    kind: ClassVar[str]
-
-    @abstractmethod
-    def __call__(self, x: Tensor) -> Tensor:
-        """The operation as it runs, on a float64 batch."""
-
-    @property
-    def lipschitz(self) -> float:
-        """A bound on the Lipschitz constant of the exact map."""
-        return 1.0
-
-    def error(self, reach: Fraction, entries: int) -> Fraction:
-        """At least ‖computed - exact‖ on a computed input of so many entries and of norm at most `reach`."""
-        return Fraction(0)
-
-    @property
-    def how(self) -> str:
-        """How the bound was obtained."""
-        return "1 by construction"
-
-    @property
-    def shape(self) -> str:
-        """A word on its size, for the ledger."""
-        return ", ".join(f"{f.name} {getattr(self, f.name)}" for f in dataclasses.fields(self) if f.name in _SHOWN)
-
-
-_SHOWN = ("name", "group", "channels", "size", "block", "classes")
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +69,7 @@ class Descent(Primitive):
     name: str
 
     def __post_init__(self) -> None:
-        _require(self.name in SIGMA and 0 <= self.h < math.inf, self)
+        require(self.name in SIGMA and 0 <= self.h < math.inf, self)
 
     def __call__(self, x: Tensor) -> Tensor:
         inner = SIGMA[self.name](_add(self.map(x), self.bias))
@@ -149,7 +116,7 @@ class Proximal(Primitive):
     reflect: bool
 
     def __post_init__(self) -> None:
-        _require(self.name in SIGMA and 0 < self.h < math.inf and 0 < self.tau <= 1 and self.iterations >= 1, self)
+        require(self.name in SIGMA and 0 < self.h < math.inf and 0 < self.tau <= 1 and self.iterations >= 1, self)
 
     def __call__(self, x: Tensor) -> Tensor:
         z = x
@@ -201,7 +168,7 @@ class Series(Primitive):
     terms: int
 
     def __post_init__(self) -> None:
-        _require(0 < self.h < math.inf and self.terms >= 1 and is_skew(self.map), self)
+        require(0 < self.h < math.inf and self.terms >= 1 and is_skew(self.map), self)
 
     def __call__(self, x: Tensor) -> Tensor:
         total = term = x
@@ -266,31 +233,6 @@ class Center(Primitive):
 
 
 @dataclass(frozen=True, eq=False)
-class Pointwise(Primitive):
-    """relu or abs, entry by entry: exact."""
-
-    kind = "pointwise"
-    name: str
-
-    def __post_init__(self) -> None:
-        _require(self.name in POINTWISE, self)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return POINTWISE[self.name](x)
-
-
-@dataclass(frozen=True, eq=False)
-class GroupSort(Primitive):
-    """Sort the entries i, i + C/g, … of each group, greatest first: exact."""
-
-    kind = "group_sort"
-    group: int
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return x.unflatten(1, (self.group, -1)).sort(1, descending=True).values.flatten(1, 2)
-
-
-@dataclass(frozen=True, eq=False)
 class Householder(Primitive):
     """x - 2v·relu(v·x) on the pairs (i, i + C/2), with stored v = (-sine, cosine). L = max(1, 2‖v‖² - 1)."""
 
@@ -325,17 +267,6 @@ class Householder(Primitive):
 
 
 @dataclass(frozen=True, eq=False)
-class PadChannels(Primitive):
-    """Zero channels appended: exact."""
-
-    kind = "pad"
-    channels: int
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return torch.cat([x, x.new_zeros(x.shape[0], self.channels - x.shape[1], *x.shape[2:])], 1)
-
-
-@dataclass(frozen=True, eq=False)
 class AvgPool(Primitive):
     """The sum over each k × k window, divided by k: its rows are orthonormal and positive."""
 
@@ -352,62 +283,6 @@ class AvgPool(Primitive):
         return gamma(self.size**2) * reach + entries * TINY
 
 
-@dataclass(frozen=True, eq=False)
-class MaxPool(Primitive):
-    """The greatest entry of each window: exact. L = √overlap."""
-
-    kind = "max_pool"
-    kernel: list[int]
-    stride: list[int]
-    padding: list[int]
-    dilation: list[int]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.max_pool2d(x, self.kernel, self.stride, self.padding, self.dilation)
-
-    @property
-    def lipschitz(self) -> float:
-        count = overlap(tuple(self.kernel), tuple(self.stride), tuple(self.dilation))
-        return up(sqrt_up(Fraction(count)) * (1 + ROOM)) if count > 1 else 1.0
-
-    @property
-    def how(self) -> str:
-        return "√ of the greatest number of windows on one entry"
-
-
-@dataclass(frozen=True, eq=False)
-class SpaceToDepth(Primitive):
-    """block × block squares of pixels as channels: a permutation, exact."""
-
-    kind = "space_to_depth"
-    block: int
-
-    def __call__(self, x: Tensor) -> Tensor:
-        blocks = x.unflatten(3, (-1, self.block)).unflatten(2, (-1, self.block))
-        return blocks.permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
-
-
-@dataclass(frozen=True, eq=False)
-class Flatten(Primitive):
-    """Each input as one vector: exact."""
-
-    kind = "flatten"
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return x.flatten(1)
-
-
-@dataclass(frozen=True, eq=False)
-class Truncate(Primitive):
-    """The first `classes` entries: exact."""
-
-    kind = "truncate"
-    classes: int
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return x[:, : self.classes]
-
-
 PRIMITIVES: dict[str, type[Primitive]] = {
     p.kind: p
     for p in (
@@ -415,6 +290,7 @@ PRIMITIVES: dict[str, type[Primitive]] = {
         Descent,
         Proximal,
         Series,
+        Spectral,
         Center,
         Pointwise,
         GroupSort,
@@ -437,12 +313,6 @@ def is_skew(w: Map) -> bool:
     middles = all(a.stride == 1 and 2 * a.before == 2 * a.after == a.extent - 1 for a in (w.op.rows, w.op.columns))
     blocks = w.weight.reshape(w.op.groups, out // w.op.groups, grouped, height, width)
     return middles and out == grouped * w.op.groups and torch.equal(blocks, -blocks.transpose(1, 2).flip(3, 4))
-
-
-def _require(right: bool, p: Primitive) -> None:
-    if not right:
-        plain = {f.name: getattr(p, f.name) for f in dataclasses.fields(p) if f.name not in ("map", "bias")}
-        raise ValueError(f"a {p.kind} primitive cannot be built from {plain}")
 
 
 def _add(y: Tensor, bias: Tensor) -> Tensor:

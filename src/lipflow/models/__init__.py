@@ -6,6 +6,10 @@ from typing import Any, NamedTuple
 
 from lipflow.bound import Shape
 from lipflow.models.cpl import SIZES, cpl
+from lipflow.models.kwlarge import SIZES as KW
+from lipflow.models.kwlarge import kwlarge
+from lipflow.models.lipconvnet import SIZES as SOC
+from lipflow.models.lipconvnet import lipconvnet
 from lipflow.models.network import Network
 
 __all__ = ["MODELS", "Model", "Network", "build", "list_models"]
@@ -29,6 +33,12 @@ MODELS: dict[str, Model] = {
     "cpl-l": Model(cpl, SIZES["cpl-l"], _CIFAR, "the paper's CPL-L"),
     "cpl-xl": Model(cpl, SIZES["cpl-xl"], _CIFAR, "the paper's CPL-XL"),
     "cpl-digits": Model(cpl, SIZES["cpl-digits"], (1, 8, 8), "a small CPL network for 8×8 grey images"),
+    "cayley-kw3": Model(kwlarge, KW["cayley-kw3"], _CIFAR, "Cayley: KW-Large of width 3 (Trockman and Kolter 2021)"),
+    "bcop-large": Model(kwlarge, KW["bcop-large"], _CIFAR, "BCOP: the large LConvNet (Li et al. 2019)"),
+    "soc-10": Model(lipconvnet, SOC["soc-10"], _CIFAR, "SOC: LipConvnet of 10 layers (Singla and Feizi 2021)"),
+    "soc-20": Model(lipconvnet, SOC["soc-20"], _CIFAR, "SOC: LipConvnet of 20 layers"),
+    "soc+-10": Model(lipconvnet, SOC["soc+-10"], _CIFAR, "SOC-10 with Householder and LLN (Singla et al. 2022)"),
+    "soc+-20": Model(lipconvnet, SOC["soc+-20"], _CIFAR, "SOC-20 with Householder and LLN"),
 }
 
 

@@ -62,5 +62,5 @@ SIZES: dict[str, dict[str, int]] = {  # Table 1 of the paper; it gives no `inner
     "cpl-m": dict(depth=30, channels=60, depth_linear=10, features=2048, inner=5),
     "cpl-l": dict(depth=90, channels=60, depth_linear=15, features=4096, inner=5),
     "cpl-xl": dict(depth=120, channels=70, depth_linear=15, features=4096, inner=5),
-    "cpl-digits": dict(depth=4, channels=16, depth_linear=2, features=128, inner=16, pool=2),
+    "cpl-digits": dict(depth=4, channels=8, depth_linear=3, features=128, inner=16, pool=1),
 }

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lipflow.blocks import Head
-from lipflow.bound import Bound, Domain, Lipschitz, Shape, fold, fold_origin
+from lipflow.bound import Bound, Domain, Lipschitz, Shape, fold, fold_origin, in_order
 
 
 class Network(Lipschitz):
@@ -45,10 +45,10 @@ class Network(Lipschitz):
         return self.stages(x)
 
     def bound(self, domain: Domain) -> Bound:
-        return fold(self.stages.named_children(), domain._replace(shape=self.in_shape))
+        return fold(in_order(self.stages), domain._replace(shape=self.in_shape))
 
     def origin(self, domain: Domain) -> float:
-        return fold_origin(self.stages.named_children(), domain._replace(shape=self.in_shape))
+        return fold_origin(in_order(self.stages), domain._replace(shape=self.in_shape))
 
     def extra_repr(self) -> str:
         return f"name={self.name!r}, in_shape={self.in_shape}"

@@ -61,8 +61,8 @@ class Conv2d(LinearOperator):
             )
         if padding_mode not in ("zeros", "circular"):
             raise ValueError(f"padding_mode is 'zeros' or 'circular', not {padding_mode!r}")
-        if groups < 1 or kernel.shape[0] % groups:
-            raise ValueError(f"groups must divide the {kernel.shape[0]} output channels, not be {groups}")
+        if type(groups) is not int or groups < 1 or kernel.shape[0] % groups:
+            raise ValueError(f"groups must divide the {kernel.shape[0]} output channels, not be {groups!r}")
         self.kernel, self.padding_mode, self.groups = kernel, padding_mode, groups
         self.rows, self.columns = axes(kernel.shape[2:], in_size, padding, stride, dilation)
 
@@ -169,21 +169,21 @@ def pads(
     if padding == "same":
         spans = [d * (k - 1) for k, d in zip(kernel_size, dilation, strict=True)]
         return (spans[0] // 2, spans[0] - spans[0] // 2), (spans[1] // 2, spans[1] - spans[1] // 2)
-    pair = (padding, padding) if isinstance(padding, int) else padding
-    try:
-        rows, columns = ((p, p) if isinstance(p, int) else (int(p[0]), int(p[1])) for p in pair)
-    except (TypeError, ValueError, IndexError):
+    sides = padding if isinstance(padding, tuple | list) else (padding, padding)
+    both = [p if isinstance(p, tuple | list) else (p, p) for p in sides]
+    if len(both) != 2 or any(len(p) != 2 or any(type(n) is not int for n in p) for p in both):
         raise ValueError(
             f"padding is a number, (rows, columns), ((top, bottom), (left, right)) or 'same', not {padding!r}"
-        ) from None
+        )
+    rows, columns = ((p[0], p[1]) for p in both)
     if min(*rows, *columns) < 0:
         raise ValueError(f"padding must be at least 0, not {padding!r}")
     return rows, columns
 
 
 def _ints(value: int | tuple[int, int], name: str) -> tuple[int, int]:
-    pair = (value, value) if isinstance(value, int) else tuple(value)
-    if len(pair) != 2 or any(not isinstance(v, int) or v < 1 for v in pair):
+    pair = tuple(value) if isinstance(value, tuple | list) else (value, value)
+    if len(pair) != 2 or any(type(v) is not int or v < 1 for v in pair):
         raise ValueError(f"{name} is a number or a pair of numbers, at least 1, not {value!r}")
     return pair[0], pair[1]
 

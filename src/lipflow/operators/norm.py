@@ -6,7 +6,7 @@ The proofs are in docs/norms.md.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 
 import torch
@@ -18,7 +18,9 @@ from lipflow.operators.fourier import phases, symbol
 from lipflow.operators.operator import LinearOperator
 from lipflow.rounding import TINY, U, gamma, power_of_two, sqrt_up, square_sum_bound, square_sum_max, up
 
-Twist = tuple[int, int]  # θ/π on the two axes
+Side = tuple[int, int]  # one axis of a torus: its side N, and its twist θ/π, 0 or 1
+Torus = tuple[Side, Side]
+NO_TORUS: Torus = ((0, 0), (0, 0))
 CHUNK_BYTES = 256 * 2**20  # frequencies are taken in chunks of about this size
 
 
@@ -83,21 +85,27 @@ def norm_bound(op: LinearOperator) -> float:
     return norm_certificate(op)[0]
 
 
-def norm_certificate(op: LinearOperator) -> tuple[float, Twist]:
-    """`norm_bound`, and the twist of the torus that proves it."""
-    weight = op.weight.detach().to("cpu", torch.float64)
-    if not bool(torch.isfinite(weight).all()):
-        raise ValueError(f"{op} has NaN or infinite weights, so it has no norm to bound")
-    scale = power_of_two(float(weight.abs().max()))
-    if scale == 0:
-        return 0.0, (0, 0)
-    # Dividing by a power of two is exact, or underflows by at most TINY an entry.
-    underflow = Fraction(weight.numel()) * TINY * _underflow_amplification(op)
-    scaled, twist = _SCALED[type(op)](op, weight / scale)
+def norm_certificate(op: LinearOperator) -> tuple[float, Torus]:
+    """`norm_bound`, and the torus that proves it."""
+    if type(op) not in _SCALED:
+        raise TypeError(
+            f"norm_bound takes a Dense or a Conv2d, not {type(op).__name__}: only of those it knows a proof"
+        )
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
+        weight = op.weight.detach().to("cpu", torch.float64)
+        if not bool(torch.isfinite(weight).all()):
+            raise ValueError(f"{op} has NaN or infinite weights, so it has no norm to bound")
+        # A weight that is read as 0, or lost in the division by a power of two, is below TINY.
+        underflow = weight.numel() * TINY * _underflow_amplification(op)
+        scale = power_of_two(float(weight.abs().max()))
+        if scale == 0:
+            flushed = bool((weight.view(torch.int64) << 1).any())  # not zero, but the processor takes it for zero
+            return up(underflow) if flushed else 0.0, NO_TORUS
+        scaled, torus = _SCALED[type(op)](op, weight / scale)
     bound = up((scaled + underflow) * Fraction(scale))
     if math.isinf(bound):
         raise ValueError(f"the norm of {op} is beyond float64: its greatest weight is {float(weight.abs().max()):.3g}")
-    return bound, twist
+    return bound, torus
 
 
 def _underflow_amplification(op: LinearOperator) -> int:
@@ -105,8 +113,8 @@ def _underflow_amplification(op: LinearOperator) -> int:
     return math.prod(op.in_shape) + math.prod(op.out_shape)
 
 
-def _dense_bound(op: LinearOperator, weight: Tensor) -> tuple[Fraction, Twist]:
-    return sqrt_up(gram_bound(weight[None])), (0, 0)
+def _dense_bound(op: LinearOperator, weight: Tensor) -> tuple[Fraction, Torus]:
+    return sqrt_up(gram_bound(weight[None])), NO_TORUS
 
 
 def gram_bound(matrices: Tensor) -> Fraction:
@@ -161,6 +169,7 @@ def _lanczos(g: Tensor, steps: int = 64) -> float:
     size = g.shape[-1]
     q = start_vector((size,), g).expand(g.shape[0], size)
     basis, alphas, betas = [q], [], []
+    noise = 2.0**-40 * g.diagonal(dim1=-2, dim2=-1).amax(-1)  # g is positive: its largest entry is on the diagonal
     for _ in range(min(steps, size)):
         w = (g @ basis[-1].unsqueeze(-1)).squeeze(-1)
         alphas.append((w * basis[-1]).sum(-1))
@@ -169,7 +178,7 @@ def _lanczos(g: Tensor, steps: int = 64) -> float:
             w = w - (previous @ (previous.mT @ w.unsqueeze(-1))).squeeze(-1)
         beta = w.norm(dim=-1)
         # An invariant subspace is found: what is left is rounding, and must not be taken for a direction.
-        beta = torch.where(beta > 2.0**-40 * g.abs().amax((-2, -1)), beta, 0.0)
+        beta = torch.where(beta > noise, beta, 0.0)
         betas.append(beta)
         if float(beta.max()) == 0:
             break
@@ -185,51 +194,67 @@ def _lanczos(g: Tensor, steps: int = 64) -> float:
 # A zero-padded convolution is a compression P_out C_N P_in of the circular one on any torus of side N at least
 # n + p and (m - 1)s - p + d(k - 1) + 1, as every index that wraps lands on a zero; and wrapped entries, being zero,
 # may be multiplied by any phase e^{iθ}. So its norm is at most the greatest norm of the symbol over the N²
-# frequencies (2πf + θ)/N, for every θ. We take the best of θ ∈ {0, π}². Stride s: N is a multiple of s, and the s²
-# aliases of a frequency stand side by side in one matrix, divided by s. A real kernel needs half of the frequencies.
+# frequencies (2πf + θ)/N, for every such N and θ. The best grid keeps its distance from the peaks of the symbol, so we
+# try a few sides and θ ∈ {0, π} on each axis. Stride s: N is a multiple of s, and the s² aliases of a frequency stand
+# side by side in one matrix, divided by s. A real kernel needs half of the frequencies.
 
 
-def _conv_bound(op: LinearOperator, kernel: Tensor) -> tuple[Fraction, Twist]:
+def _conv_bound(op: LinearOperator, kernel: Tensor) -> tuple[Fraction, Torus]:
     assert isinstance(op, Conv2d)
-    tori = [_torus(op.rows, op.padding_mode), _torus(op.columns, op.padding_mode)]
-    repeats = Fraction(tori[0][2] * tori[1][2])
-    sides, strides = (tori[0][0], tori[1][0]), (tori[0][1], tori[1][1])
+    axes = (op.rows, op.columns)
+    strides, repeats = zip(*(_aliases(axis, op.padding_mode) for axis in axes), strict=True)
     dilation = (op.rows.dilation, op.columns.dilation)
     groups = kernel.reshape(op.groups, -1, *kernel.shape[1:])
 
-    def blocks(twist: Twist) -> Iterator[Tensor]:
-        return (b for group in groups for b in _symbols(group, dilation, sides, strides, twist))
+    def blocks(torus: Torus) -> Iterator[Tensor]:
+        sides, twist = (torus[0][0], torus[1][0]), (torus[0][1], torus[1][1])
+        return (b for group in groups for b in _symbols(group, dilation, sides, (strides[0], strides[1]), twist))
 
-    twists = [
-        (row, column)
-        for row in ((0, 1) if _twistable(op.rows, op.padding_mode) else (0,))
-        for column in ((0, 1) if _twistable(op.columns, op.padding_mode) else (0,))
-    ]
-    best = min(twists, key=lambda twist: max(_glance(b) for b in blocks(twist))) if len(twists) > 1 else twists[0]
-    greatest = max(gram_bound(b) for b in blocks(best))
+    torus = _choose([_sides(axis, op.padding_mode) for axis in axes], lambda t: max(_glance(b) for b in blocks(t)))
+    greatest = max(gram_bound(b) for b in blocks(torus))
     # Each entry of a symbol is a sum of k² products of K_j with a phase that is within 8u on both parts.
     taps = kernel.shape[2] * kernel.shape[3]
     spread = max(square_sum_bound(group.abs().sum((2, 3))) for group in groups) / (1 - gamma(taps)) ** 2
     symbol_error = 2 * (gamma(taps) + 16 * U) * sqrt_up(spread) + sqrt_up(Fraction(2 * kernel.numel())) * taps * TINY
-    aliases = strides[0] * strides[1]
-    return sqrt_up(repeats) * (sqrt_up(greatest / aliases) + symbol_error), best
+    norm = sqrt_up(greatest / math.prod(strides)) + symbol_error
+    return sqrt_up(Fraction(math.prod(repeats))) * norm, torus
 
 
-def _torus(axis: Axis, padding_mode: str) -> tuple[int, int, int]:
-    """(side N, stride whose aliases add, outputs at one torus position) of a torus that carries the convolution."""
+def _choose(sides: list[list[Side]], glance: Callable[[Torus], float]) -> Torus:
+    """A torus on which the symbol looks small: the least sides and their best twists, then one axis after the other."""
+    first, second = sides
+    if len(first) == len(second) == 1:
+        return first[0], second[0]
+    seen: dict[Torus, float] = {}
+
+    def best(tori: Iterable[Torus]) -> Torus:
+        for torus in tori:
+            seen.setdefault(torus, glance(torus))
+        return min(seen, key=lambda torus: seen[torus])
+
+    row, column = best((r, c) for r in first[:2] for c in second[:2])
+    row, column = best((r, column) for r in first)
+    return best((row, c) for c in second)
+
+
+def _sides(axis: Axis, padding_mode: str) -> list[Side]:
+    """The (side, twist) that may carry one axis: the least side first."""
+    if padding_mode == "circular":
+        return [(axis.size, 0)]
+    if axis.kernel == 1:
+        return [(axis.stride, 0)]  # the symbol is the same at all frequencies: one will do
+    least = max(axis.size + axis.before, (axis.outputs - 1) * axis.stride - axis.before + axis.extent)
+    coarse = -(-least // axis.stride)
+    return [(n * axis.stride, twist) for n in range(coarse, coarse + 1 + coarse // 8) for twist in (0, 1)]
+
+
+def _aliases(axis: Axis, padding_mode: str) -> tuple[int, int]:
+    """(the stride whose aliases add, outputs at one torus position)."""
     if padding_mode == "zeros":
-        if axis.kernel == 1:
-            return axis.stride, axis.stride, 1  # the symbol is the same at all frequencies: one will do
-        side = max(axis.size + axis.before, (axis.outputs - 1) * axis.stride - axis.before + axis.extent)
-        return -(-side // axis.stride) * axis.stride, axis.stride, 1
+        return axis.stride, 1
     # Circular: output i sits at i·s mod n; a position with several outputs counts as often.
     positions = [i * axis.stride % axis.size for i in range(axis.outputs)]
-    repeats = max(map(positions.count, set(positions)))
-    return axis.size, axis.stride if axis.size % axis.stride == 0 else 1, repeats
-
-
-def _twistable(axis: Axis, padding_mode: str) -> bool:
-    return padding_mode == "zeros" and axis.kernel > 1
+    return axis.stride if axis.size % axis.stride == 0 else 1, max(map(positions.count, set(positions)))
 
 
 def _symbols(
@@ -237,7 +262,7 @@ def _symbols(
     dilation: tuple[int, int],
     sides: tuple[int, int],
     strides: tuple[int, int],
-    twist: Twist,
+    twist: tuple[int, int],
 ) -> Iterator[Tensor]:
     """The symbols at half of the coarse frequencies, aliases side by side, as real matrices [[Re, -Im], [Im, Re]]."""
     out, grouped, height, width = kernel.shape
@@ -260,17 +285,15 @@ def _symbols(
         yield torch.cat([torch.cat([real, -imaginary], -1), torch.cat([imaginary, real], -1)], -2)
 
 
-def _glance(matrices: Tensor, iterations: int = 6) -> float:
-    """A rough greatest norm over a batch, from below: to choose a twist, never to certify."""
+def _glance(matrices: Tensor, look: int = 24) -> float:
+    """The greatest λ(WWᵀ) over the members of a batch that look largest: to choose a torus, never to certify."""
     w = matrices if matrices.shape[-2] <= matrices.shape[-1] else matrices.mT
-    x = start_vector((w.shape[-2], 1), w).expand(w.shape[0], -1, -1)
-    for _ in range(iterations):
-        x = w @ (w.mT @ x)
-        x = x / x.norm(dim=-2, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
-    return float((w.mT @ x).norm(dim=-2).max())
+    g = w @ w.mT
+    largest = (g @ g).square().sum((-2, -1)).topk(min(look, len(g))).indices
+    return float(torch.linalg.eigvalsh(g[largest]).max())
 
 
-_SCALED: dict[type, Callable[[LinearOperator, Tensor], tuple[Fraction, Twist]]] = {
+_SCALED: dict[type, Callable[[LinearOperator, Tensor], tuple[Fraction, Torus]]] = {
     Dense: _dense_bound,
     Conv2d: _conv_bound,
 }

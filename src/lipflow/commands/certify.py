@@ -1,0 +1,112 @@
+"""`lipflow certify RUN`: freeze a network, certify the test images, and write what another program can check."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lipflow.certificate import Certificates
+    from lipflow.frozen import Frozen
+    from lipflow.train.distributed import Ranks
+
+
+@dataclass(frozen=True)
+class Certify:
+    """Freeze a trained network, certify images with it, and write the certificate into the folder of the run."""
+
+    run: Path
+    """The folder of a finished run."""
+    split: Literal["test", "validation"] = "test"
+    """Which images."""
+    images: int | None = None
+    """Only the first so many images (None: all)."""
+    radii: tuple[str, ...] = ()
+    """Radii of the table, such as 36/255 0.5 (default: those of the run's recipe)."""
+    which: Literal["final", "best"] = "final"
+    """The network at the end of its schedule, or the one with the most certified validation images."""
+
+
+def certify(arguments: Certify) -> int:
+    """Certify, write, and print the table."""
+    from lipflow import data, record
+    from lipflow.frozen import freeze
+    from lipflow.train.distributed import join
+    from lipflow.train.recipe import radius
+    from lipflow.train.record import load_run
+
+    run, network = load_run(arguments.run, arguments.which)
+    radii = {text: radius(text) for text in arguments.radii or run.recipe.radii}
+    with join("cpu") as ranks:
+        dataset = ranks.in_turn(
+            lambda: data.load(run.data, run.data_dir, image_size=run.image_size, validation=run.validation)
+        )
+        split = dataset.test if arguments.split == "test" else dataset.validation
+        count = len(split) if arguments.images is None else min(arguments.images, len(split))
+        images, truth = split.images[:count], split.labels[:count]
+        start = time.perf_counter()
+        frozen = freeze(network)
+        if ranks.first:
+            seconds = time.perf_counter() - start
+            print(f"froze {run.model}: {len(frozen.primitives)} primitives, every norm bounded, in {seconds:.1f} s")
+            print(f"L = {frozen.lipschitz:.12g}, rounding at most E = {frozen.rounding:.2e} over all images")
+        certificates = over_ranks(frozen, images, ranks)
+        if certificates is None:
+            return 0
+        record.write(arguments.run, frozen, certificates, images, truth)
+        show(certificates, truth, radii, f"{arguments.run}: {count} {arguments.split} images of {run.data}")
+        print(f"wrote {arguments.run / record.CLAIMS}; check it with: lipflow check {arguments.run}")
+    return 0
+
+
+def over_ranks(frozen: "Frozen", images: "Tensor", ranks: "Ranks") -> "Certificates | None":
+    """Certify each rank's part; all rows on the first rank, None on the others."""
+    import torch
+    import torch.distributed as dist
+    from rich.progress import track
+
+    from lipflow.certificate import Certificates
+    from lipflow.frozen import certify
+    from lipflow.frozen.network import CHUNK
+
+    mine = ranks.share(torch.arange(len(images)))
+    chunks = mine.split(CHUNK) if len(mine) else [mine]
+    steps = track(chunks, "certifying", transient=True, disable=not ranks.first) if len(chunks) > 1 else chunks
+    parts = [certify(frozen, images[chunk]) for chunk in steps]
+    if ranks.world > 1:
+        gathered: list[list[Certificates]] = [[] for _ in range(ranks.world)]
+        dist.all_gather_object(gathered, parts)
+        parts = [part for rank in gathered for part in rank]
+    if not ranks.first:
+        return None
+    return Certificates(*(torch.cat([getattr(p, column) for p in parts]) for column in vars(parts[0])))
+
+
+def show(certificates: "Certificates", truth: "Tensor", radii: dict, title: str) -> None:
+    """Print accuracy, certified by our rule and by the paper's."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("radius", "certified", "by the paper's rule", title=title)
+    for name, ours, paper in rows(certificates, truth, radii):
+        table.add_row(name, ours, paper)
+    Console().print(table)
+
+
+def rows(certificates: "Certificates", truth: "Tensor", radii: dict) -> Sequence[tuple[str, str, str]]:
+    """Clean accuracy, certified accuracy at each radius, and the average radius (0 where the label is wrong)."""
+    right = certificates.label == truth
+    clean = f"{_mean(right):.2%}"
+    found = [("0 (clean)", clean, clean)]
+    for name, eps in radii.items():
+        paper = right & (certificates.paper_radius > float(eps))
+        found.append((name, f"{_mean(right & certificates.certified(eps)):.2%}", f"{_mean(paper):.2%}"))
+    ours, paper = (f"{_mean(r * right):.4f}" for r in (certificates.radius, certificates.paper_radius))
+    return [*found, ("average radius", ours, paper)]
+
+
+def _mean(values: "Tensor") -> float:
+    return float(values.double().mean()) if len(values) else 0.0

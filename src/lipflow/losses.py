@@ -1,0 +1,129 @@
+"""Losses for 1-Lipschitz classifiers, by name: they ask for a margin, as a margin is a certified radius.
+
+A loss has one value an example, `each`, and is called for the mean over the batch. Its numbers are its fields.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lipflow.blocks import Head, LastLayerNormalization
+
+
+class Loss(ABC):
+    """A loss of logits (batch, classes) against labels (batch,), for a network that ends in `head`."""
+
+    @abstractmethod
+    def each(self, logits: Tensor, labels: Tensor, head: Head) -> Tensor:
+        """The loss of each example  # (batch,)."""
+
+    def __call__(self, logits: Tensor, labels: Tensor, head: Head) -> Tensor:
+        """The mean over the batch."""
+        return self.each(logits, labels, head).mean()
+
+
+@dataclass(frozen=True)
+class MultiMargin(Loss):
+    """(1/K) Σ_{j≠y} max(0, m - f_y + f_j), the paper's loss: every rival should lie m below the true class."""
+
+    margin: float
+
+    def __post_init__(self) -> None:
+        _require(self.margin > 0, f"margin must be above 0, not {self.margin}")
+
+    def each(self, logits: Tensor, labels: Tensor, head: Head) -> Tensor:
+        shortfall = (self.margin - gaps(logits, labels)).clamp_min(0)
+        return shortfall.scatter(1, labels[:, None], 0).sum(1) / logits.shape[1]
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Loss):
+    """-log softmax(f)_y."""
+
+    def each(self, logits: Tensor, labels: Tensor, head: Head) -> Tensor:
+        return F.cross_entropy(logits, labels, reduction="none")
+
+
+@dataclass(frozen=True)
+class OffsetCrossEntropy(Loss):
+    """Cross-entropy of (f - offset·onehot(y))/T: the true class starts `offset` behind, and T sets how sharply
+    shortfalls count. 1-Lipschitz logits lie close together, so that plain cross-entropy never saturates."""
+
+    offset: float
+    temperature: float
+
+    def __post_init__(self) -> None:
+        _require(self.offset >= 0, f"offset must be at least 0, not {self.offset}")
+        _require(self.temperature > 0, f"temperature must be above 0, not {self.temperature}")
+
+    def each(self, logits: Tensor, labels: Tensor, head: Head) -> Tensor:
+        behind = self.offset * F.one_hot(labels, logits.shape[1]).to(logits.dtype)
+        return F.cross_entropy((logits - behind) / self.temperature, labels, reduction="none")
+
+
+@dataclass(frozen=True)
+class CertificateRegularisation(Loss):
+    """Cross-entropy - γ·relu(certificate) (Singla, Singla and Feizi 2022): what is certified should be so further out.
+
+    certificate = min_{j≠y} (f_y - f_j)/(L·d_yj), differentiable in the head's rows too; L is the constant of what comes
+    before the head: 1, or 1/std for an input that is divided by it.
+    """
+
+    gamma: float
+    lipschitz: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require(self.gamma >= 0, f"gamma must be at least 0, not {self.gamma}")
+        _require(self.lipschitz > 0, f"lipschitz must be above 0, not {self.lipschitz}")
+
+    def each(self, logits: Tensor, labels: Tensor, head: Head) -> Tensor:
+        certificate = radii(logits, labels, self.lipschitz * pair_constants(head))
+        return F.cross_entropy(logits, labels, reduction="none") - self.gamma * certificate.clamp_min(0)
+
+
+LOSSES: dict[str, type[Loss]] = {
+    "multi-margin": MultiMargin,
+    "cross-entropy": CrossEntropy,
+    "offset-cross-entropy": OffsetCrossEntropy,
+    "certificate": CertificateRegularisation,
+}
+
+
+def gaps(logits: Tensor, labels: Tensor) -> Tensor:
+    """f_y - f_j for every class j  # (batch, classes), 0 at j = y."""
+    return logits.gather(1, labels[:, None]) - logits
+
+
+def radii(logits: Tensor, labels: Tensor, pairs: Tensor) -> Tensor:
+    """min over j ≠ y of (f_y - f_j)/d_yj  # (batch,): negative where the label is not the prediction.
+
+    It is the certified radius if the map before the head is 1-Lipschitz and d = `pairs` (classes, classes) bounds the
+    head; on a live network, whose norms are estimates, it is an estimate, and no certificate.
+    """
+    own = F.one_hot(labels, logits.shape[1]).bool()
+    distances = pairs.to(logits)[labels].masked_fill(own, 1)
+    tiny = torch.finfo(distances.dtype).tiny  # rivals with equal rows: the gap decides, and nothing is divided by 0
+    return (gaps(logits, labels) / distances.clamp_min(tiny)).masked_fill(own, math.inf).amin(1)
+
+
+def pair_constants(head: Head) -> Tensor:
+    """The Lipschitz constants of hᵢ - hⱼ as training sees them, differentiable  # (classes, classes).
+
+    For unit rows, ‖rᵢ - rⱼ‖² = 2 - 2rᵢ·rⱼ. They are computed live, without the directed rounding of
+    `Head.pair_bounds`, which is what a certificate uses.
+    """
+    if not isinstance(head, LastLayerNormalization):
+        return head.pair_bounds()
+    rows = head.rows()
+    own = torch.eye(head.classes, dtype=torch.bool, device=rows.device)
+    square = (2 - 2 * rows @ rows.mT).clamp_min(torch.finfo(rows.dtype).eps)
+    return square.masked_fill(own, 1).sqrt().masked_fill(own, 0)  # √ has no derivative at the diagonal's 0
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(otherwise)

@@ -1,0 +1,92 @@
+"""The "large" network of Wong and Kolter 2018, which Cayley and BCOP were published with.
+
+Centre the input; convolutions C → 2C as below, each with MaxMin; then three dense layers, the last to the K classes or
+replaced by last-layer normalization. Stride 2 is space-to-depth, and a kernel on its blocks.
+
+    3×3 to C,   stride 2 to C,   3×3 to 2C,   stride 2 to 2C,   dense to `hidden`,   to `features`,   to K
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import nn
+
+from lipflow.blocks import (
+    Affine,
+    Center,
+    Flatten,
+    LastLayerNormalization,
+    MaxMin,
+    SpaceToDepth,
+    Truncate,
+    bcop_conv,
+    bjorck_dense,
+    cayley_conv,
+    cayley_dense,
+)
+from lipflow.blocks.normalize import Values
+from lipflow.models.network import Network
+
+
+class Family(NamedTuple):
+    """The layers of a network, and the kernel of its strided convolutions after space-to-depth."""
+
+    convolution: Callable[[int, int, int], Affine]
+    dense: Callable[[int, int], Affine]
+    strided_kernel: int
+
+
+FAMILIES: dict[str, Family] = {  # as published: a strided 3×3 kernel becomes 1×1, and a strided 4×4 one 2×2
+    "cayley": Family(cayley_conv, cayley_dense, 1),
+    "bcop": Family(bcop_conv, bjorck_dense, 2),
+}
+
+
+def kwlarge(
+    classes: int,
+    in_shape: tuple[int, int, int],
+    *,
+    family: str,
+    channels: int = 32,
+    hidden: int = 512,
+    features: int = 512,
+    lln: bool = False,
+    mean: Values = 0.5,
+    std: Values | None = None,
+) -> Network:
+    """A KW-Large network of Cayley or BCOP layers."""
+    if family not in FAMILIES:
+        raise ValueError(f"family is one of {', '.join(FAMILIES)}, not {family!r}")
+    if channels % 2 or hidden % 2 or features % 2 or min(channels, hidden, features) < 2:
+        raise ValueError(f"MaxMin pairs channels and features, so they are even, not {channels}, {hidden}, {features}")
+    colours, height, width = in_shape
+    if height % 4 or width % 4:
+        raise ValueError(f"two strides of 2 need sides that 4 divides, not {height}×{width}")
+    convolution, dense, strided = FAMILIES[family]
+    body = [
+        nn.Sequential(convolution(colours, channels, 3), MaxMin()),
+        nn.Sequential(SpaceToDepth(2), convolution(4 * channels, channels, strided), MaxMin()),
+        nn.Sequential(convolution(channels, 2 * channels, 3), MaxMin()),
+        nn.Sequential(SpaceToDepth(2), convolution(8 * channels, 2 * channels, strided), MaxMin()),
+    ]
+    flat = 2 * channels * (height // 4) * (width // 4)
+    linear = [
+        nn.Sequential(dense(flat, hidden), MaxMin()),
+        nn.Sequential(dense(hidden, features), MaxMin()),
+        nn.Identity() if lln else dense(features, classes),
+    ]
+    stages: OrderedDict[str, nn.Module] = OrderedDict(
+        center=Center(mean, std),
+        convolutions=nn.Sequential(*body),
+        flatten=Flatten(),
+        linear=nn.Sequential(*linear),
+        head=LastLayerNormalization(features, classes) if lln else Truncate(classes),
+    )
+    return Network(stages, in_shape)
+
+
+SIZES: dict[str, dict[str, int | str | float]] = {
+    "cayley-kw3": dict(family="cayley", channels=96, hidden=1536),
+    "bcop-large": dict(family="bcop", mean=0.0),  # BCOP was trained on pixels as they are
+}

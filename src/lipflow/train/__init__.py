@@ -1,0 +1,44 @@
+"""Training: a `Run` (what, on what, how, where) and `train`, which makes a folder of results of it.
+
+    from dataclasses import replace
+    from lipflow.train import Run, load_run, train
+
+    train(replace(Run.of("cpl-s", "cifar10"), seed=1))      # or: lipflow train --model cpl-s --data cifar10 --seed 1
+    run, network = load_run("runs/cpl-s-cifar10-1")
+
+Names are loaded when first used, so that the command line can show its flags without torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOME = {
+    "RECIPES": "recipe",
+    "Recipe": "recipe",
+    "Run": "run",
+    "load_model": "checkpoint",
+    "load_run": "record",
+    "save_model": "checkpoint",
+    "train": "loop",
+}
+
+__all__ = ["RECIPES", "Recipe", "Run", "load_model", "load_run", "save_model", "train"]
+
+if TYPE_CHECKING:
+    from lipflow.train.checkpoint import load_model as load_model
+    from lipflow.train.checkpoint import save_model as save_model
+    from lipflow.train.loop import train as train
+    from lipflow.train.recipe import RECIPES as RECIPES
+    from lipflow.train.recipe import Recipe as Recipe
+    from lipflow.train.record import load_run as load_run
+    from lipflow.train.run import Run as Run
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"lipflow.train.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'lipflow.train' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

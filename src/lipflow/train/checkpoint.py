@@ -1,0 +1,191 @@
+"""Weights and checkpoints on disk: never half a file under its own name, and no code of a stranger's.
+
+Everything is safetensors (tensors) and JSON (numbers): loading a file runs nothing that is in it.
+
+Note [how a checkpoint is written]
+    checkpoints/step-00000120.safetensors is written beside its place, synced to the disk and renamed; then
+    step-00000120.sha256, which `sha256sum -c` reads too, is written in the same way. A checkpoint exists once its
+    digest does, and is whole if the digest fits. The last two are kept, so that one good one is there at any moment.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from lipflow.models import Network, build
+
+KEEP = 2
+FORMAT = 1
+_FIELDS: dict[str, type] = {"format": int, "model": str, "classes": int, "in_shape": list, "sizes": dict}
+
+
+def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a temporary file, sync it to the disk, and give it its name in one step."""
+    temporary = path.with_name(f".{path.name}.part")
+    temporary.touch()
+    mode = temporary.stat().st_mode  # what the user's umask says; safetensors makes files that no one else can read
+    write(temporary)
+    temporary.chmod(mode)
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    with contextlib.suppress(OSError):  # a folder cannot be synced on every system
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+# A trained network: weights, and how to build the network that they belong to.
+
+
+def save_model(network: Network, path: Path) -> None:
+    """Write weights and buffers as safetensors; the metadata says how `lipflow.build` makes the network."""
+    if network.name is None:
+        raise ValueError("only a network made by lipflow.build(name, ...) knows how to be built again from a file")
+    recipe = {
+        "format": FORMAT,
+        "model": network.name,
+        "classes": network.classes,
+        "in_shape": list(network.in_shape),
+        "sizes": network.sizes,
+    }
+    tensors = {name: _plain(tensor) for name, tensor in network.state_dict().items()}
+    metadata = {"lipflow": json.dumps(recipe, sort_keys=True)}
+    write_atomic(path, lambda temporary: save_file(tensors, temporary, metadata))
+
+
+def load_model(path: Path | str) -> Network:
+    """The network that `save_model` wrote, in evaluation mode. The metadata is checked, and never run."""
+    tensors, metadata = _read(Path(path))
+    try:
+        recipe = json.loads(metadata.get("lipflow", "null"))
+        if not isinstance(recipe, dict) or {k: type(v) for k, v in recipe.items()} != _FIELDS:
+            raise ValueError(f"its metadata is not that of a lipflow model: {str(recipe)[:200]}")
+        if recipe["format"] != FORMAT:
+            raise ValueError(f"it has format {recipe['format']}, and this lipflow reads {FORMAT}")
+        with torch.random.fork_rng(devices=[]):  # weights are drawn and replaced: leave the caller's generator alone
+            network = build(recipe["model"], recipe["classes"], tuple(recipe["in_shape"]), **recipe["sizes"])
+        network.load_state_dict(tensors)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"{path} cannot be loaded: {' '.join(str(error).split())}") from error
+    return network.eval()
+
+
+# Checkpoints of a run that is under way.
+
+
+class Checkpoint(NamedTuple):
+    """The state after `step` steps: tensors by name, and the loop's own numbers."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    numbers: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints in a folder: see Note [how a checkpoint is written]."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def steps(self) -> list[int]:
+        """The steps after which there is a checkpoint, the latest first; those without a digest do not count."""
+        names = (re.fullmatch(r"step-(\d+)\.sha256", path.name) for path in self.folder.glob("step-*.sha256"))
+        return sorted((int(name[1]) for name in names if name), reverse=True)
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint, then remove all but the last ones."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path, digest = self._paths(checkpoint.step)
+        digest.unlink(missing_ok=True)  # of an earlier life of this run: from here on it would be wrong
+        tensors = {name: _plain(tensor) for name, tensor in checkpoint.tensors.items()}
+        metadata = {"lipflow": json.dumps({"step": checkpoint.step, "numbers": checkpoint.numbers})}
+        write_atomic(path, lambda temporary: save_file(tensors, temporary, metadata))
+        line = f"{_sha256(path)}  {path.name}\n"
+        write_atomic(digest, lambda temporary: temporary.write_text(line))
+        for step in self.steps()[KEEP:]:
+            self._remove(step)
+
+    def load(self, step: int) -> Checkpoint:
+        """The checkpoint after a step, or a ValueError that says what is wrong with it."""
+        path, digest = self._paths(step)
+        if not path.is_file():
+            raise ValueError(f"{path} is missing")
+        if digest.read_bytes().split() != [_sha256(path).encode(), path.name.encode()]:
+            raise ValueError(f"{path} does not have the digest in {digest.name}: it is damaged or was changed")
+        tensors, metadata = _read(path)
+        state = json.loads(metadata["lipflow"])
+        if state["step"] != step:
+            raise ValueError(f"{path} says that it is of step {state['step']}")
+        return Checkpoint(step, tensors, state["numbers"])
+
+    def latest(self) -> Checkpoint | None:
+        """The latest checkpoint that is whole, with a warning for each that is not; None if none was ever written."""
+        wrong = []
+        for step in self.steps():
+            try:
+                checkpoint = self.load(step)
+            except (ValueError, TypeError, KeyError, OSError) as error:
+                wrong.append(str(error))
+                continue
+            for message in wrong:
+                warnings.warn(f"{message}; going on from step {step} instead", stacklevel=2)
+            return checkpoint
+        if wrong:
+            raise ValueError(f"no checkpoint in {self.folder} is whole: {'; '.join(wrong)}")
+        return None
+
+    def tidy(self, step: int) -> None:
+        """Before going on from `step`: remove later checkpoints, which were damaged, and what a killed write left."""
+        for later in self.steps():
+            if later > step:
+                self._remove(later)
+        for part in self.folder.glob(".*.part"):
+            part.unlink(missing_ok=True)
+
+    def _remove(self, step: int) -> None:
+        for path in reversed(self._paths(step)):  # the digest first: what has none does not exist
+            path.unlink(missing_ok=True)
+
+    def _paths(self, step: int) -> tuple[Path, Path]:
+        path = self.folder / f"step-{step:08d}.safetensors"
+        return path, path.with_suffix(".sha256")
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu").contiguous()
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for block in _blocks(file.read):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _blocks(read: Callable[[int], bytes]) -> Iterator[bytes]:
+    return iter(lambda: read(1 << 20), b"")

@@ -1,0 +1,25 @@
+"""What is wrong with a network that is no longer made of numbers."""
+
+import torch
+
+from lipflow.flows import Weight
+from lipflow.models import Network
+
+
+@torch.no_grad()
+def diagnosis(network: Network) -> str:
+    """Which parameters are no numbers, and the estimated norm of every weight, a line each."""
+    named = [*network.named_parameters(), *network.named_buffers()]
+    lost = [name for name, tensor in named if not bool(torch.isfinite(tensor).all())]
+    norms = [
+        f"  {name}: {float(module.estimate(module.operator(None), learn=False, refine=10)):.4g}"
+        for name, module in network.named_modules()
+        if isinstance(module, Weight)
+    ]
+    return "\n".join(
+        [f"not finite: {', '.join(lost) or 'no parameter'}", "norms of the layers' weights (estimated):", *norms]
+    )
+
+
+def is_finite(network: Network) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in network.state_dict().values())

@@ -1,0 +1,108 @@
+"""One process or many: who am I, what is my part, and how do we agree.
+
+Every number is that of the *global* batch, so the number of processes changes who computes and never what:
+`torchrun --nproc-per-node=2 -m lipflow train …` draws the loss curve of one process, up to rounding.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lipflow.data import share
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among `world` of them, and the device it computes on."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        """Only the first rank writes files and prints."""
+        return self.rank == 0
+
+    def share(self, items: Tensor) -> Tensor:
+        """The part of `items` that falls to this rank; it may be empty."""
+        return share(items, self.rank, self.world)
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Sums over the ranks, the same on each."""
+        if self.world == 1:
+            return list(values)
+        total = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return total.tolist()
+
+    def agree(self, value: int) -> int:
+        """The first rank's value, on every rank."""
+        return round(self.sum([value if self.first else 0])[0])
+
+    def in_turn(self, action: Callable[[], T]) -> T:
+        """Let the first rank act before the others, so that they find what it has downloaded."""
+        result = action() if self.first else None
+        self.wait()
+        return action() if result is None else result
+
+    def wait(self) -> None:
+        """Until every rank is here."""
+        self.sum([0.0])
+
+    def wrap(self, network: nn.Module) -> nn.Module:
+        """The network whose backward pass averages gradients over the ranks.
+
+        It starts each forward pass with the first rank's buffers, so that power-iteration vectors are equal on all
+        ranks by construction; they depend on the weights alone, so this changes nothing on equal machines.
+        """
+        if self.world == 1:
+            return network
+        return DistributedDataParallel(network, device_ids=[self.device] if self.device.type == "cuda" else None)
+
+
+@contextmanager
+def join(device: str) -> Iterator[Ranks]:
+    """The process group that torchrun has set up for us, or this process alone.
+
+    A group that the caller has initialised is used, and left as it is.
+    """
+    world = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
+        yield Ranks(0, 1, choose_device(device))
+        return
+    chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    own = not dist.is_initialized()
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    if own:
+        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    try:
+        yield Ranks(dist.get_rank(), world, chosen)
+    finally:
+        if own:
+            dist.destroy_process_group()
+
+
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
+    """The device of a name; `auto` and a bare `cuda` are this rank's own GPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"there is no device {name!r}; use auto, cpu, cuda or cuda:1") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device {name}: torch finds no GPU here; use --device cpu")
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", local_rank)
+    return device

@@ -1,0 +1,216 @@
+"""The training loop, and the opening and closing of a run around it."""
+
+import math
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from lipflow.data import Dataset, load
+from lipflow.models import Network
+from lipflow.train.budget import steps_within
+from lipflow.train.checkpoint import Checkpoints, save_model
+from lipflow.train.diagnosis import diagnosis
+from lipflow.train.distributed import Ranks, join
+from lipflow.train.duration import format_duration, parse_duration
+from lipflow.train.ending import Interrupted, NonFiniteLoss, Signals
+from lipflow.train.estimate import Estimate, estimate
+from lipflow.train.learner import Learner, make_network
+from lipflow.train.record import BEST, FINAL, Record, environment, load_run
+from lipflow.train.run import Run, differences
+from lipflow.train.schedule import rate_at
+from lipflow.train.scribe import Scribe, Standing
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run that has ended: its folder, its network at the end of the schedule, and what validation said of it."""
+
+    folder: Path
+    network: Network
+    validation: Estimate | None
+
+
+def train(run: Run, resume: bool = False) -> Result:
+    """Train a network as `run` says, into `run.folder`, or go on with the run that is there.
+
+    The result is the network at the end of the schedule, model.safetensors. best.safetensors, beside it, is the one
+    that certified most validation images, by estimate; the test images are never looked at.
+    """
+    began, folder = time.monotonic(), run.folder
+    stored = _stored(run) if resume else None
+    with join(run.device) as ranks, _determinism(run, stored, ranks):
+        if stored is None and ranks.first:
+            _require_new(folder)
+        if stored is not None and (folder / FINAL).is_file():
+            return _ended(folder, ranks)
+        data = ranks.in_turn(lambda: load(run.data, run.data_dir, image_size=run.image_size, validation=run.validation))
+        learner = Learner(make_network(run, data), run, data.train, ranks)
+        record = stored or Record(run, _steps(run, learner, data, began), environment(ranks))
+        if ranks.first and stored is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            record.write(folder)
+        return _run(record, learner, data)
+
+
+def _steps(run: Run, learner: Learner, data: Dataset, began: float) -> int:
+    """T, the length of the schedule: so many epochs, or what fits into the budget. A resumed run keeps it."""
+    if run.budget is None:
+        return run.recipe.epochs * learner.steps_per_epoch
+    seconds, spent = parse_duration(run.budget), time.monotonic() - began
+    return steps_within(seconds, spent, learner, lambda: _validate(learner, data))
+
+
+def _run(record: Record, learner: Learner, data: Dataset) -> Result:
+    """From the last checkpoint, or the start, to the end of the schedule."""
+    steps, ranks, checkpoints = record.steps, learner.ranks, Checkpoints(learner.run.folder / "checkpoints")
+    standing = _take_up(learner, checkpoints)
+    with _scribe(learner, standing, steps, checkpoints) as scribe, Signals() as signals:
+        if scribe:
+            scribe.say(_opening(record, learner, data, standing))
+        for step, epoch, batch in learner.visits(standing.step, steps):
+            began, rate = time.monotonic(), rate_at(step, steps, learner.run.recipe)
+            loss, asked_to_stop = ranks.sum([learner.gradients(batch, epoch), signals.received])
+            if not math.isfinite(loss):
+                raise NonFiniteLoss(_lost(loss, step, steps, rate, learner, checkpoints))
+            learner.update(rate)
+            standing.step = step + 1
+            standing.epoch_loss += loss * len(batch)
+            standing.epoch_images += len(batch)
+            if scribe:
+                scribe.step(epoch, loss, rate)
+            standing.seconds += time.monotonic() - began
+            if standing.step % learner.steps_per_epoch == 0 or standing.step == steps:
+                standing.validation = _validate(learner, data)
+                if scribe:
+                    scribe.epoch(epoch, standing.epoch_loss / standing.epoch_images, standing.validation)
+                standing.epoch_loss, standing.epoch_images = 0.0, 0
+            if scribe and (asked_to_stop or scribe.due or standing.step == steps):
+                scribe.save()
+            if asked_to_stop and standing.step < steps:
+                ranks.wait()  # torchrun ends all ranks once one has ended, and the first may still be writing
+                raise Interrupted(signals.received or signal.SIGTERM, standing.step, learner.run.folder)
+        if scribe:
+            save_model(learner.network, learner.run.folder / FINAL)
+            scribe.say(_closing(learner, standing))
+    ranks.wait()
+    return Result(learner.run.folder, learner.network.eval(), standing.validation)
+
+
+def _validate(learner: Learner, data: Dataset) -> Estimate | None:
+    if not len(data.validation):
+        return None
+    recipe = learner.run.recipe
+    return estimate(learner.network, data.validation, recipe.radii, recipe.batch_size, learner.ranks)
+
+
+def _take_up(learner: Learner, checkpoints: Checkpoints) -> Standing:
+    """Load the latest whole checkpoint, the same on every rank; without one, stand at the start."""
+    ranks = learner.ranks
+    checkpoint = checkpoints.latest() if ranks.first else None
+    step = ranks.agree(checkpoint.step if checkpoint else 0)
+    if step and checkpoint is None:
+        checkpoint = checkpoints.load(step)
+    ranks.wait()  # the first rank may remove files from here on
+    if ranks.first:
+        checkpoints.tidy(step)
+    if checkpoint is None:
+        return Standing()
+    learner.load(checkpoint.tensors)
+    return Standing.from_json(checkpoint.numbers)
+
+
+def _scribe(learner: Learner, standing: Standing, steps: int, checkpoints: Checkpoints) -> Scribe | nullcontext[None]:
+    return Scribe(learner, standing, steps, checkpoints) if learner.ranks.first else nullcontext()
+
+
+# The folder of a run
+
+
+def _require_new(folder: Path) -> None:
+    if (folder / "run.json").exists():
+        raise ValueError(f"{folder} holds a run already; add --resume to go on with it, or give another --out")
+    for name in (FINAL, BEST, "log.jsonl", "checkpoints"):
+        if (folder / name).exists():
+            raise ValueError(f"{folder} holds {name} of a run without its run.json; give another --out")
+
+
+def _stored(run: Run) -> Record:
+    """The record of the run to go on with, unless the flags ask for another run."""
+    record = Record.read(run.folder)
+    if changed := differences(record.run, run):
+        raise ValueError(f"{run.folder} cannot go on as another run: {', '.join(changed)}; drop the flag, or --resume")
+    return record
+
+
+def _ended(folder: Path, ranks: Ranks) -> Result:
+    if ranks.first:
+        print(f"{folder} has ended already: {folder / FINAL}")
+    last = Checkpoints(folder / "checkpoints").latest()
+    validation = Standing.from_json(last.numbers).validation if last else None
+    return Result(folder, load_run(folder)[1], validation)
+
+
+@contextmanager
+def _determinism(run: Run, stored: Record | None, ranks: Ranks) -> Iterator[None]:
+    """Compute the same bits each time: as many threads as the run began with, and on a GPU deterministic kernels."""
+    threads = torch.get_num_threads()
+    wanted = stored.environment.get("threads") if stored else run.recipe.threads
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.set_num_threads(wanted or threads)
+    if ranks.device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+# What is said
+
+
+def _opening(record: Record, learner: Learner, data: Dataset, standing: Standing) -> str:
+    run, steps, parameters = learner.run, record.steps, sum(p.numel() for p in learner.network.parameters())
+    where = f"{learner.ranks.device}" + (f" × {learner.ranks.world}" if learner.ranks.world > 1 else "")
+    lines = [
+        f"{run.model} on {data.name}: {parameters:,} parameters; {len(data.train)} training and "
+        f"{len(data.validation)} validation images; "
+        f"{steps} steps ({steps / learner.steps_per_epoch:.4g} epochs) on {where}"
+    ]
+    if run.budget:
+        lines.append(f"{steps} steps end within the budget of {run.budget}")
+    if standing.step:
+        lines.append(f"going on after step {standing.step}")
+    now = environment(learner.ranks)
+    changed = [f"{k} {v} → {now[k]}" for k, v in record.environment.items() if k in _MATTERS and now[k] != v]
+    if changed:
+        lines.append(f"equal to the uninterrupted run up to rounding only: {', '.join(changed)}")
+    return "\n".join(lines)
+
+
+_MATTERS = ("torch", "machine", "device", "threads", "processes")
+
+
+def _closing(learner: Learner, standing: Standing) -> str:
+    folder = learner.run.folder
+    lines = [f"{standing.step} steps in {format_duration(standing.seconds)}; {folder / FINAL} is the final network"]
+    if standing.validation:
+        lines.append(f"on validation images: {standing.validation}")
+        lines.append(f"{folder / BEST} is the best by that estimate, of epoch {standing.best_epoch}")
+    return "\n".join(lines)
+
+
+def _lost(loss: float, step: int, steps: int, rate: float, learner: Learner, checkpoints: Checkpoints) -> str:
+    kept = checkpoints.steps()
+    good = f"the last good state is of step {kept[0]}, in {checkpoints.folder}" if kept else "no checkpoint was due yet"
+    return (
+        f"the loss is {loss} at step {step + 1} of {steps} (learning rate {rate:.3g}).\n{diagnosis(learner.network)}\n"
+        f"{good}; start again with a lower --lr"
+    )

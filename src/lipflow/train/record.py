@@ -1,0 +1,91 @@
+"""run.json: what a run is and where it ran, kept beside its results, and the way back to its network."""
+
+import json
+import platform
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+import lipflow
+from lipflow.models import Network
+from lipflow.train.checkpoint import load_model, write_atomic
+from lipflow.train.distributed import Ranks
+from lipflow.train.run import Run
+
+FINAL, BEST = "model.safetensors", "best.safetensors"
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run, the number of steps of its schedule, and what it first ran on."""
+
+    run: Run
+    steps: int
+    environment: Mapping[str, Any]
+
+    def write(self, folder: Path) -> None:
+        text = json.dumps(
+            {"run": self.run.to_json(), "steps": self.steps, "environment": dict(self.environment)}, indent=2
+        )
+        write_atomic(folder / "run.json", lambda temporary: temporary.write_text(text + "\n"))
+
+    @classmethod
+    def read(cls, folder: Path) -> "Record":
+        path = folder / "run.json"
+        try:
+            values = json.loads(path.read_text())
+            run, steps, environment = Run.from_json(values["run"]), values["steps"], values["environment"]
+            if type(steps) is not int or steps < 1 or not isinstance(environment, dict):
+                raise ValueError(f"steps={steps!r}, environment={environment!r}")
+        except (FileNotFoundError, NotADirectoryError):
+            raise ValueError(f"{folder} holds no run: there is no {path}") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is not a record of a run: {error}") from None
+        return cls(run, steps, environment)
+
+
+def environment(ranks: Ranks) -> dict[str, Any]:
+    """What the numbers of a run depend on besides its flags."""
+    return {
+        "lipflow": lipflow.__version__,
+        "commit": _commit(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "device": torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else ranks.device.type,
+        "threads": torch.get_num_threads(),
+        "processes": ranks.world,
+    }
+
+
+def load_run(path: Path | str, which: Literal["final", "best"] = "final") -> tuple[Run, Network]:
+    """A finished run and its network, in evaluation mode.
+
+    `final` is the network at the end of its schedule: the result that the paper reports. `best` is the one with the
+    most certified validation images, by estimate. Nothing in the folder is executed.
+    """
+    folder = Path(path)
+    run = Record.read(folder).run
+    file = folder / {"final": FINAL, "best": BEST}[which]
+    if not file.is_file():
+        raise ValueError(f"{folder} has no {file.name}: the run has not ended; `lipflow train --out {folder} --resume`")
+    return run, load_model(file)
+
+
+def _commit() -> str | None:
+    """The commit that this code is checked out at, with -dirty if it was changed since; None if it is installed."""
+    package = Path(lipflow.__file__).parent
+    try:
+        _git(package, "ls-files", "--error-unmatch", "__init__.py")  # it may lie in some other project's checkout
+        return _git(package, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(folder: Path, *words: str) -> str:
+    command = ["git", "-C", str(folder), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

@@ -1,0 +1,53 @@
+"""Learning-rate schedules: the factor on `lr` as a function of progress, from 0 at the start to 1 at the end.
+
+Note [the schedule reaches its end]
+    Step t of T (t = 0, …, T-1) is taken with the factor at progress (t + ½)/T, the middle of its share of the run.
+    The first and the last step then have a rate above 0 even where the schedule starts and ends at 0, no step is wasted
+    at rate 0, and as the midpoint rule is exact on straight lines, the rates sum to what the schedule's integral says.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lipflow.train.recipe import Recipe
+
+Schedule = Callable[[float, "Recipe"], float]
+
+_CORNERS = ((0.0, 0.0), (2 / 5, 1.0), (4 / 5, 1 / 20), (1.0, 0.0))
+
+
+def triangular(progress: float, recipe: "Recipe") -> float:
+    """Straight lines through (0, 0), (2/5, 1), (4/5, 1/20) and (1, 0): the paper's."""
+    right = min(max(bisect_right(_CORNERS, (progress, 2.0)), 1), len(_CORNERS) - 1)
+    (x0, y0), (x1, y1) = _CORNERS[right - 1], _CORNERS[right]
+    return y0 + (y1 - y0) * (progress - x0) / (x1 - x0)
+
+
+def multistep(progress: float, recipe: "Recipe") -> float:
+    """× `decay` at each of the `milestones`, which are fractions of the run."""
+    return recipe.decay ** sum(progress >= milestone for milestone in recipe.milestones)
+
+
+def exponential(progress: float, recipe: "Recipe") -> float:
+    """× `decay` after each of the recipe's epochs; a run cut short by a budget goes through the same rates faster."""
+    return recipe.decay ** int(progress * recipe.epochs)
+
+
+def constant(progress: float, recipe: "Recipe") -> float:
+    """The same rate throughout."""
+    return 1.0
+
+
+SCHEDULES: dict[str, Schedule] = {
+    "triangular": triangular,
+    "multistep": multistep,
+    "exponential": exponential,
+    "constant": constant,
+}
+
+
+def rate_at(step: int, steps: int, recipe: "Recipe") -> float:
+    """The learning rate of step t of T: Note [the schedule reaches its end]."""
+    return recipe.lr * SCHEDULES[recipe.schedule]((step + 0.5) / steps, recipe)

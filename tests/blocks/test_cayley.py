@@ -1,0 +1,99 @@
+"""Cayley layers of any shape, against the formula and the definition of a circular convolution."""
+
+import math
+
+import pytest
+import torch
+
+import lipflow
+from lipflow.blocks.cayley import cayley_transform
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (4, 4), (5, 2), (2, 5), (7, 1)])
+def test_the_transform_is_the_published_one(rows, columns, dtype):
+    torch.manual_seed(0)
+    w = 3 * torch.randn(3, rows, columns, dtype=dtype)
+    q = cayley_transform(w)
+    assert q.shape == w.shape
+    tall, w = (q, w) if rows >= columns else (q.mH, w.mH)
+    identity = torch.eye(w.shape[-1], dtype=dtype).expand(3, -1, -1)
+    torch.testing.assert_close(tall.mH @ tall, identity, rtol=0, atol=1e-12)
+    u, v = w[:, : w.shape[-1]], w[:, w.shape[-1] :]
+    a = u - u.mH + v.mH @ v
+    expected = torch.cat([torch.linalg.solve(identity + a, identity - a), -2 * v @ torch.linalg.inv(identity + a)], 1)
+    torch.testing.assert_close(tall, expected)
+
+
+def test_a_square_layer_is_the_midpoint_flow():
+    """A = W - Wᵀ here and (M - Mᵀ)/2 there, so h = 4, and the sign turns it around."""
+    torch.manual_seed(0)
+    layer, flow = lipflow.cayley_dense(5, 5, bias=False).double(), lipflow.cayley(5, h=4.0).double()
+    flow.field.weight.weight.data = -layer.weight.weight.weight.data
+    x = torch.randn(3, 5, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), flow(x))
+
+
+@pytest.mark.parametrize(("into", "out"), [(2, 2), (2, 3), (3, 2)])
+@pytest.mark.parametrize("size", [(4, 4), (5, 3), (3, 6), (1, 4), (1, 1)])
+def test_the_convolution_is_circular_and_its_symbol_is_the_transform(into, out, size):
+    """It commutes with shifts, and each of its frequencies is the transform of αŴ(ω)/‖W‖, from the definition."""
+    torch.manual_seed(0)
+    layer = lipflow.cayley_conv(into, out, 3, bias=False).double()
+    x = torch.randn(2, into, *size, dtype=torch.float64)
+    y = layer(x).detach()
+    torch.testing.assert_close(layer(x.roll((1, 2), (2, 3))).detach(), y.roll((1, 2), (2, 3)))
+    w, alpha = layer.weight.weight.weight.detach(), layer.weight.scale.alpha.detach()
+    spectrum, result = torch.fft.fft2(x), torch.fft.fft2(y)
+    for f in range(size[0]):
+        for g in range(size[1]):
+            symbol = torch.zeros(out, into, dtype=torch.complex128)
+            for a in range(3):
+                for b in range(3):
+                    angle = 2 * math.pi * (f * (a - 1) / size[0] + g * (b - 1) / size[1])
+                    symbol += w[:, :, a, b] * complex(math.cos(angle), math.sin(angle))
+            q = cayley_transform(alpha * symbol / w.norm())
+            torch.testing.assert_close(result[:, :, f, g], spectrum[:, :, f, g] @ q.T, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"), [(lambda: lipflow.cayley_dense(4, 3), (4,)), (lambda: lipflow.cayley_conv(2, 3), (2, 4, 4))]
+)
+def test_alpha_is_there_from_the_start_and_trained(make, shape):
+    torch.manual_seed(0)
+    layer = make()
+    parameters = dict(layer.named_parameters())
+    alpha = parameters["weight.scale.alpha"]
+    torch.testing.assert_close(alpha.detach(), parameters["weight.weight.weight"].detach().norm())
+    optimiser, before = torch.optim.Adam(layer.parameters(), lr=0.1), float(alpha.detach())
+    layer(torch.randn(8, *shape)).sub(1).square().mean().backward()
+    optimiser.step()
+    assert abs(float(alpha.detach()) - before) == pytest.approx(0.1, rel=1e-3)  # Adam's first step is of size lr
+
+
+def test_alpha_alone_sets_how_far_a_layer_is_from_the_identity():
+    layer = lipflow.cayley_dense(4, 4, bias=False).double()
+    layer.weight.weight.weight.data *= 100
+    x = torch.randn(3, 4, dtype=torch.float64)
+    turned = layer(x)
+    layer.weight.weight.weight.data /= 1e7
+    torch.testing.assert_close(layer(x), turned)
+    layer.weight.scale.alpha.data.zero_()
+    torch.testing.assert_close(layer(x), x)
+
+
+def test_zero_weights_are_harmless():
+    layer = lipflow.cayley_dense(4, 3).double()
+    torch.nn.init.zeros_(layer.weight.weight.weight)
+    layer(torch.randn(2, 4, dtype=torch.float64)).sum().backward()
+    assert all(bool(torch.isfinite(p.grad).all()) for p in layer.parameters())
+
+
+def test_its_bound_is_one_and_its_origin_is_the_bias():
+    layer = lipflow.cayley_conv(2, 3)
+    with pytest.raises(ValueError, match="has not seen yet"):
+        layer.origin(lipflow.Domain())
+    layer(torch.zeros(1, 2, 4, 5))
+    assert lipflow.lipschitz_bound(layer) == (1.0, 0.0)
+    moved = layer(torch.zeros(1, 2, 4, 5)).norm().detach()
+    assert float(moved) == pytest.approx(layer.origin(lipflow.Domain()), rel=1e-6)

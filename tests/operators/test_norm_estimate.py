@@ -1,0 +1,144 @@
+"""norm_estimate is from below, finds the norm, has the gradient v uᵀ, and survives every scale."""
+
+import math
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from lipflow import Conv2d, Dense, norm_estimate
+from lipflow.operators.norm import power_iteration, start_vector
+from tests.operators.geometry import draw_geometry, matrix_of
+
+
+def gaussian(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_estimate_is_never_above_the_norm(seed):
+    geometry = draw_geometry(random.Random(seed).randint)
+    op = geometry.conv(gaussian(*geometry.kernel_shape, seed=seed))
+    norm = float(torch.linalg.matrix_norm(geometry.matrix(op.kernel), 2))
+    # One product and one norm round, by at most γ of the number of entries, and so does the SVD.
+    rounding = 16 * (math.prod(op.in_shape) + math.prod(op.out_shape)) * 2.0**-53
+    estimates = [float(norm_estimate(op, iterations=n)) for n in (0, 1, 10, 100)]
+    assert max(estimates) <= norm * (1 + rounding)
+    # Each iteration can only gain: power iteration on WᵀW increases ‖Wu‖.
+    assert estimates == sorted(estimates) or max(estimates) == pytest.approx(min(estimates), rel=1e-12)
+
+
+def test_the_estimate_converges_to_the_norm():
+    conv = Conv2d(gaussian(3, 2, 3, 3), (5, 4), padding="same", padding_mode="circular", stride=2)
+    for op in (Dense(gaussian(6, 9)), conv):
+        norm = float(torch.linalg.matrix_norm(matrix_of(op), 2))
+        assert float(norm_estimate(op, iterations=2000)) == pytest.approx(norm, rel=1e-12)
+
+
+def test_the_start_may_be_warm():
+    op = Dense(gaussian(6, 9))
+    u = power_iteration(op, start_vector(op.in_shape, op.weight), 500)
+    assert float(norm_estimate(op, u, iterations=0)) == pytest.approx(float(norm_estimate(op, iterations=500)))
+    assert float(u.norm()) == pytest.approx(1.0, rel=1e-14)
+
+
+def test_the_estimate_is_deterministic_and_leaves_the_generator_alone():
+    op = Conv2d(gaussian(3, 2, 3, 3), (5, 4))
+    torch.manual_seed(1)
+    first, state = norm_estimate(op), torch.get_rng_state()
+    torch.manual_seed(2)
+    assert torch.equal(norm_estimate(op), first)
+    torch.manual_seed(1)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_gradient_is_the_outer_product_of_the_singular_vectors():
+    weight = gaussian(5, 7).requires_grad_()
+    norm_estimate(Dense(weight), iterations=3000).backward()
+    svd = torch.linalg.svd(weight.detach())
+    assert weight.grad is not None
+    torch.testing.assert_close(weight.grad, torch.outer(svd.U[:, 0], svd.Vh[0]), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_gradient_of_a_convolution_is_that_of_its_singular_value(seed):
+    geometry = draw_geometry(random.Random(seed).randint)
+    kernel = gaussian(*geometry.kernel_shape, seed=seed).requires_grad_()
+    estimate = norm_estimate(geometry.conv(kernel), iterations=3000)
+    norm = torch.linalg.svdvals(geometry.matrix(kernel))[0]
+    (ours,), (autograd,) = (torch.autograd.grad(value, kernel) for value in (estimate, norm))
+    torch.testing.assert_close(ours, autograd, rtol=0, atol=1e-7 * float(autograd.abs().max()))
+
+
+def test_few_iterations_have_the_exact_gradient_of_what_they_compute():
+    """‖Wu‖ with u held: what the estimate is, differentiated as it is, near the norm or not."""
+    weight = gaussian(4, 3).requires_grad_()
+    u = power_iteration(Dense(weight), start_vector((3,), weight), 2)
+    assert torch.autograd.gradcheck(lambda w: norm_estimate(Dense(w), u, iterations=0), weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_zero_operator_has_the_estimate_zero_and_no_nan_gradient(dtype):
+    dense, conv = torch.zeros(3, 4, dtype=dtype), torch.zeros(2, 3, 3, 3, dtype=dtype)
+    for weight, op in ((dense, Dense(dense.requires_grad_())), (conv, Conv2d(conv.requires_grad_(), (4, 4)))):
+        estimate = norm_estimate(op)
+        estimate.backward()
+        assert float(estimate.detach()) == 0.0
+        assert weight.grad is not None
+        assert bool(torch.isfinite(weight.grad).all())
+
+
+def test_a_start_in_the_kernel_of_the_operator_stays_finite():
+    weight = torch.diag(torch.tensor([1.0, 0.0], dtype=torch.float64))
+    u = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    assert float(norm_estimate(Dense(weight), u)) == 0.0
+    assert torch.equal(power_iteration(Dense(weight), u, 3), u)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [
+        (torch.float64, 1e-310),
+        (torch.float64, 1e-300),
+        (torch.float64, 1e-170),
+        (torch.float64, 1e170),
+        (torch.float64, 1e300),
+        (torch.float32, 1e-40),
+        (torch.float32, 1e-30),
+        (torch.float32, 1e30),
+        (torch.float16, 1e-4),
+        (torch.float16, 1e3),
+        (torch.bfloat16, 1e-30),
+    ],
+)
+def test_the_estimate_scales_without_under_or_overflow(dtype, scale):
+    """Squares of these numbers are 0 or ∞; the estimate is neither, and its gradient is finite."""
+    accuracy = (
+        2 * max(torch.finfo(dtype).eps, torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps / scale) ** 0.5
+    )
+    dense = gaussian(4, 5).to(dtype)
+    kernel = gaussian(2, 3, 3, 3).to(dtype)
+    for weight, build in ((dense, Dense), (kernel, lambda k: Conv2d(k, (4, 4)))):
+        scaled = (weight.double() * scale).to(dtype).requires_grad_()
+        estimate = norm_estimate(build(scaled))
+        estimate.backward()
+        expected = scale * float(norm_estimate(build(weight.double())))
+        assert float(estimate.detach()) == pytest.approx(expected, rel=min(accuracy, 0.1))
+        assert scaled.grad is not None
+        assert bool(torch.isfinite(scaled.grad).all())
+        assert float(scaled.grad.double().norm()) > 0.1
+
+
+def test_a_start_vector_of_another_shape_is_refused_with_both_shapes():
+    with pytest.raises(ValueError, match=r"shape \(4,\); Dense\(3 → 2\) takes \(3,\)"):
+        norm_estimate(Dense(torch.ones(2, 3)), torch.ones(4))
+    with pytest.raises(ValueError, match=r"shape \(1, 3, 4, 4\); Conv2d.* takes \(3, 4, 4\)"):
+        norm_estimate(Conv2d(torch.ones(2, 3, 3, 3), (4, 4)), torch.ones(1, 3, 4, 4))
+
+
+def test_the_start_vector_is_a_unit_vector_in_the_dtype_of_the_weights():
+    for dtype in (torch.float32, torch.float64):
+        u = start_vector((3, 4, 5), torch.empty(0, dtype=dtype))
+        assert u.dtype == dtype
+        assert float(u.double().norm()) == pytest.approx(1.0, rel=1e-6)

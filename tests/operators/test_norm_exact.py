@@ -1,0 +1,218 @@
+"""norm_bound against references that do not round: LDLᵀ over the rationals, and closed forms in ball arithmetic."""
+
+import math
+import random
+from fractions import Fraction
+
+import flint
+import pytest
+import torch
+from torch import Tensor
+
+from lipflow import Dense, norm_bound
+from tests.operators.geometry import Geometry, draw_geometry
+
+# Powers of two near 1e-310 (subnormal), 1e-300, 1e-170, 1, 1e20 and 1e300: multiplying by them is exact.
+EXPONENTS = [-1030, -997, -565, 0, 66, 996]
+
+
+def is_above_norm(bound: Fraction, matrix: Tensor) -> bool:
+    """Whether bound > ‖W‖, decided exactly: bound²·I - WWᵀ is positive definite iff its LDLᵀ has D > 0."""
+    rows, columns = matrix.shape
+    entries = [[flint.fmpq(*x.as_integer_ratio()) for x in row] for row in matrix.tolist()]
+    w = flint.fmpq_mat(entries)
+    gram = w * w.transpose() if rows <= columns else w.transpose() * w
+    size = gram.nrows()
+    square = flint.fmpq(bound.numerator, bound.denominator) ** 2
+    m = [[(square if i == j else 0) - gram[i, j] for j in range(size)] for i in range(size)]
+    for i in range(size):
+        pivot = m[i][i]
+        if pivot <= 0:
+            return False
+        for j in range(i + 1, size):
+            factor = m[j][i] / pivot
+            if factor != 0:
+                for k in range(i + 1, size):
+                    m[j][k] -= factor * m[i][k]
+    return True
+
+
+def test_the_reference_decides_on_both_sides_of_a_norm():
+    matrix = torch.tensor([[3.0, 0.0], [4.0, 5.0]], dtype=torch.float64)  # ‖W‖² = 45
+    root = Fraction(math.isqrt(45 * 10**60), 10**30)
+    assert is_above_norm(root + Fraction(1, 10**30), matrix)
+    assert not is_above_norm(root, matrix)
+    assert not is_above_norm(Fraction(5), torch.tensor([[5.0]], dtype=torch.float64))
+
+
+def exact_case(seed: int) -> tuple[Geometry, Tensor]:
+    """A small convolution whose matrix has exact entries: integers where taps meet on a torus, as they are added."""
+    rng, generator = random.Random(1000 + seed), torch.Generator().manual_seed(seed)
+    while True:
+        geometry = draw_geometry(rng.randint, side=4, channels=2)
+        rows = geometry.out * geometry.groups * math.prod(geometry.outputs)
+        columns = geometry.grouped * geometry.groups * math.prod(geometry.size)
+        if min(rows, columns) <= 16:
+            break
+    if geometry.mode == "circular":
+        return geometry, torch.randint(-5, 6, geometry.kernel_shape, generator=generator).double()
+    return geometry, torch.randn(geometry.kernel_shape, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_the_bound_of_a_small_convolution_is_above_its_norm_exactly(seed):
+    geometry, kernel = exact_case(seed)
+    if bool(kernel.any()):
+        assert is_above_norm(Fraction(norm_bound(geometry.conv(kernel))), geometry.matrix(kernel))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_bound_of_a_small_matrix_is_above_its_norm_exactly_and_tight(seed):
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    weight = torch.randn(rng.randint(1, 12), rng.randint(1, 12), generator=generator, dtype=torch.float64)
+    bound = Fraction(norm_bound(Dense(weight)))
+    assert is_above_norm(bound, weight)
+    assert not is_above_norm(bound * (1 - Fraction(1, 10**9)), weight)
+
+
+# Hard families, at every scale
+
+
+def kernel(*rows: list[float]) -> Tensor:
+    return torch.tensor([[list(rows)]], dtype=torch.float64)
+
+
+LAPLACIAN = kernel([0, 1, 0], [1, -4, 1], [0, 1, 0])
+SOBEL = kernel([1, 0, -1], [2, 0, -2], [1, 0, -1])
+BLUR = torch.ones(1, 1, 3, 3, dtype=torch.float64)
+PAIR = kernel([1, 1])
+ROW = kernel([1, 1, 1])
+POINT = kernel([3])
+CHANNELS = torch.arange(-4, 4).double().reshape(4, 2, 1, 1)
+HADAMARD = torch.tensor([[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]], dtype=torch.float64)
+BASIS = torch.eye(4, dtype=torch.float64)
+
+HARD: dict[str, tuple[Geometry, Tensor]] = {
+    "blur": (Geometry((4, 4), (3, 3), (1, 1), (1, 1)), BLUR),
+    "blur on a torus": (Geometry((4, 4), (3, 3), (1, 1), (1, 1), "circular"), BLUR),
+    "laplacian": (Geometry((4, 4), (3, 3), (1, 1), (1, 1)), LAPLACIAN),
+    "laplacian on a torus": (Geometry((4, 4), (3, 3), (1, 1), (1, 1), "circular"), LAPLACIAN),
+    "sobel": (Geometry((4, 3), (3, 3), (1, 1), (1, 1)), SOBEL),
+    # 1 + ω + ω² = 0 at every third frequency: on a torus of side 3 all symbols but one vanish.
+    "symbol that vanishes": (Geometry((3, 3), (3, 3), (1, 1), (1, 1), "circular"), BLUR),
+    # Two taps at a distance of 2 meet on a torus of side 2 and cancel: the operator is 0, the kernel is not.
+    "symbol that vanishes everywhere": (Geometry((1, 2), (1, 3), (0, 1), (0, 1), "circular"), kernel([1, 0, -1])),
+    # Output 4 sits on output 0: the torus alone says 2, the norm is 2.3277…
+    "circular padding that does not fit the kernel": (Geometry((1, 4), (1, 2), (0, 1), (0, 1), "circular"), PAIR),
+    "circular padding that does not fit the stride": (
+        Geometry((5, 5), (3, 3), (1, 1), (1, 1), "circular", (2, 3)),
+        SOBEL,
+    ),
+    "circular padding beyond the input": (Geometry((2, 3), (3, 3), (5, 4), (3, 7), "circular"), LAPLACIAN),
+    "dilated past the torus": (Geometry((2, 3), (3, 3), (4, 4), (4, 4), "circular", (1, 1), (2, 3)), SOBEL),
+    "strided": (Geometry((5, 4), (3, 3), (1, 1), (1, 1), stride=(2, 2)), BLUR),
+    "stride beyond the kernel": (Geometry((6, 5), (2, 2), (0, 1), (0, 0), stride=(3, 4)), BLUR[..., :2, :2]),
+    "grouped": (
+        Geometry((2, 2), (3, 3), (1, 1), (1, 1), groups=2, out=1, grouped=1),
+        torch.cat([SOBEL / 64, LAPLACIAN / 8]),
+    ),
+    "grouped and strided": (
+        Geometry((4, 3), (1, 1), (0, 0), (0, 0), stride=(2, 1), groups=2, out=2, grouped=2),
+        CHANNELS,
+    ),
+    "point": (Geometry((3, 3), (1, 1), (0, 0), (0, 0)), POINT),
+    "padded point with a stride": (Geometry((3, 4), (1, 1), (1, 2), (2, 0), stride=(2, 3)), POINT),
+    "point on a torus with a stride": (Geometry((3, 4), (1, 1), (1, 2), (2, 5), "circular", (2, 3)), POINT),
+    "single pixel": (Geometry((1, 1), (3, 3), (1, 1), (1, 1)), LAPLACIAN),
+    "single pixel, wide padding": (Geometry((1, 1), (3, 3), (2, 2), (2, 2)), SOBEL),
+    "single pixel on a torus": (Geometry((1, 1), (3, 3), (1, 1), (1, 1), "circular"), BLUR),
+    "image of one row": (Geometry((1, 9), (1, 3), (0, 1), (0, 1)), ROW),
+    "image of one column, even kernel": (Geometry((9, 1), (2, 1), (0, 0), (1, 0)), PAIR.mT.contiguous()),
+    "orthogonal channels": (
+        Geometry((2, 2), (1, 1), (0, 0), (0, 0), out=4, grouped=4),
+        HADAMARD.reshape(4, 4, 1, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("exponent", EXPONENTS)
+@pytest.mark.parametrize("family", HARD)
+def test_the_bound_is_above_the_norm_of_hard_convolutions_at_every_scale(family, exponent):
+    geometry, unscaled = HARD[family]
+    scaled = torch.ldexp(unscaled, torch.tensor(float(exponent), dtype=torch.float64))
+    bound = Fraction(norm_bound(geometry.conv(scaled))) / Fraction(2) ** exponent
+    assert is_above_norm(bound, geometry.matrix(unscaled))
+
+
+def test_the_bound_of_a_kernel_that_cancels_on_its_torus_is_rounding_alone():
+    geometry, difference = HARD["symbol that vanishes everywhere"]
+    assert not geometry.matrix(difference).any()
+    assert norm_bound(geometry.conv(difference)) < 1e-13
+
+
+DENSE: dict[str, Tensor] = {
+    "identity": BASIS,
+    "orthogonal": HADAMARD,
+    "near-degenerate": BASIS - 2.0**-30 * HADAMARD,
+    "one ulp from degenerate": BASIS + 2.0**-52 * torch.diag(torch.tensor([0.0, 1.0, 0.0, 2.0]).double()),
+    "rank one": torch.outer(torch.tensor([1.0, -2.0, 3.0]), torch.tensor([5.0, 1.0, -7.0, 2.0])).double(),
+    "single entry": torch.tensor([[-3.0]], dtype=torch.float64),
+    "row": torch.tensor([[3.0, -1.0, 2.0]], dtype=torch.float64),
+    "column": torch.tensor([[3.0], [-1.0], [2.0]], dtype=torch.float64),
+    "one entry among zeros": torch.diag(torch.tensor([0.0, 0.0, 7.0, 0.0])).double(),
+    "entries far apart": torch.tensor([[1.0, 2.0**-40], [2.0**-44, 2.0**-20]], dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("exponent", EXPONENTS)
+@pytest.mark.parametrize("family", DENSE)
+def test_the_bound_is_above_the_norm_of_hard_matrices_at_every_scale_and_tight(family, exponent):
+    scaled = torch.ldexp(DENSE[family], torch.tensor(float(exponent), dtype=torch.float64))
+    bound = Fraction(norm_bound(Dense(scaled)))
+    assert is_above_norm(bound, scaled)
+    # The last rounding is up to 2⁻¹⁰⁷⁴, which is much of a subnormal number.
+    assert not is_above_norm(bound * (1 - Fraction(1, 10**8)) - Fraction(1, 2**1074), scaled)
+
+
+def test_entries_that_vanish_beside_the_greatest_are_paid_for():
+    """Scaled by the greatest weight, 2⁻¹⁰⁷⁰ underflows; the bound must still be above a norm that it moves."""
+    for small in (2.0**-1070, 2.0**-500):
+        weight = torch.tensor([[2.0**500, 2.0**500], [small, -small]], dtype=torch.float64)
+        assert is_above_norm(Fraction(norm_bound(Dense(weight))), weight)
+
+
+def test_the_greatest_numbers_have_a_bound():
+    greatest = torch.tensor([[torch.finfo(torch.float64).max / 2]], dtype=torch.float64)
+    assert is_above_norm(Fraction(norm_bound(Dense(greatest))), greatest)
+
+
+# Closed forms
+
+
+def cosine(turns: Fraction) -> flint.arb:
+    return flint.arb.cos_pi_fmpq(flint.fmpq(2 * turns.numerator, turns.denominator))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 31, 100])
+@pytest.mark.parametrize(("centre", "side"), [(1, 1), (2, -1), (0, 1)])
+def test_zero_padded_tridiagonal_toeplitz_norms_are_known(n, centre, side):
+    """[b, a, b] on n pixels has the eigenvalues a + 2b·cos(πj/(n + 1)), 1 ≤ j ≤ n."""
+    eigenvalues = [abs(centre + 2 * side * cosine(Fraction(j, 2 * (n + 1)))) for j in range(1, n + 1)]
+    geometry = Geometry((1, n), (1, 3), (0, 1), (0, 1))
+    bound = flint.arb(norm_bound(geometry.conv(kernel([side, centre, side]))))
+    assert all(bound >= value for value in eigenvalues if not value.contains(0))
+    # Nor is it looser than the torus of the whole circle.
+    assert bound <= (abs(centre) + 2 * abs(side)) * (1 + flint.arb("1e-9"))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 30])
+def test_circular_blurs_have_the_sum_of_their_taps_as_norm(n):
+    bound = norm_bound(Geometry((n, n), (3, 3), (1, 1), (1, 1), "circular").conv(BLUR))
+    assert 9 < bound <= 9 * (1 + 1e-9)
+
+
+def test_a_circular_kernel_that_does_not_fit_is_not_bounded_by_its_torus():
+    geometry, pair = HARD["circular padding that does not fit the kernel"]
+    bound = norm_bound(geometry.conv(pair))
+    assert 2.3277 < bound < 2 * math.sqrt(2) * (1 + 1e-9)
+    assert not is_above_norm(Fraction(2), geometry.matrix(pair))

@@ -1,0 +1,200 @@
+"""Files: atomic, checked, and never code."""
+
+import json
+import os
+import pickle
+import subprocess
+import warnings
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import lipflow
+from lipflow.train import load_model, save_model
+from lipflow.train.checkpoint import Checkpoint, Checkpoints, write_atomic
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(0)
+    return lipflow.build(
+        "cpl-digits", classes=3, in_shape=(1, 4, 4), depth=1, channels=3, features=4, lln=True, mean=[0.3]
+    ).eval()
+
+
+def checkpoint(step: int) -> Checkpoint:
+    generator = torch.Generator().manual_seed(step)
+    return Checkpoint(step, {"a": torch.randn(3, generator=generator), "n": torch.tensor(step)}, {"best": step / 3})
+
+
+def equal(one: Checkpoint | None, other: Checkpoint) -> bool:
+    assert one is not None
+    same = all(torch.equal(one.tensors[k], v) for k, v in other.tensors.items())
+    return same and one.tensors.keys() == other.tensors.keys() and one[::2] == other[::2]
+
+
+# Networks
+
+
+def test_a_network_comes_back_bit_for_bit(network, tmp_path):
+    save_model(network, tmp_path / "m.safetensors")
+    before = torch.get_rng_state()
+    loaded = load_model(tmp_path / "m.safetensors")
+    assert torch.equal(before, torch.get_rng_state())
+    assert not loaded.training
+    assert (loaded.name, loaded.classes, loaded.in_shape) == ("cpl-digits", 3, (1, 4, 4))
+    assert loaded.state_dict().keys() == network.state_dict().keys()
+    assert all(torch.equal(v, network.state_dict()[k]) for k, v in loaded.state_dict().items())
+    x = torch.rand(2, 1, 4, 4)
+    assert torch.equal(loaded(x), network(x))
+
+
+def test_the_same_network_makes_the_same_file(network, tmp_path):
+    save_model(network, tmp_path / "a")
+    save_model(load_model(tmp_path / "a"), tmp_path / "b")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    (tmp_path / "c").touch()
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "c").stat().st_mode
+
+
+def test_a_network_of_ones_own_is_refused(network, tmp_path):
+    network.name = None
+    with pytest.raises(ValueError, match=r"only a network made by lipflow.build"):
+        save_model(network, tmp_path / "m")
+
+
+GOOD = {"format": 1, "model": "cpl-digits", "classes": 3, "in_shape": [1, 4, 4], "sizes": {}}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        (None, "not that of a lipflow model"),
+        ({}, "not that of a lipflow model"),
+        ({**GOOD, "more": 1}, "not that of a lipflow model"),
+        ({**GOOD, "classes": "3"}, "not that of a lipflow model"),
+        ({**GOOD, "format": 2}, "it has format 2, and this lipflow reads 1"),
+        ({**GOOD, "model": "os.system"}, "there is no model 'os.system'"),
+        ({**GOOD, "sizes": {"__class__": 1}}, "has no size '__class__'"),
+        ({**GOOD, "sizes": {"classes": 1}}, "cannot be loaded"),
+        ({**GOOD, "sizes": {"depth": "import os"}}, "cannot be loaded"),
+        ({**GOOD, "in_shape": [1, 4]}, r"in_shape is \(channels, height, width\)"),
+        (GOOD, "Missing key"),
+    ],
+)
+def test_metadata_is_checked(metadata, words, tmp_path):
+    header = {"lipflow": json.dumps(metadata)} if metadata is not None else None
+    save_file({"x": torch.zeros(1)}, tmp_path / "m", header)
+    with pytest.raises(ValueError, match=words):
+        load_model(tmp_path / "m")
+
+
+def test_a_truncated_file_and_a_pickle_are_refused(network, tmp_path):
+    save_model(network, tmp_path / "m")
+    (tmp_path / "m").write_bytes((tmp_path / "m").read_bytes()[:-1])
+    with pytest.raises(ValueError, match="is not a whole safetensors file"):
+        load_model(tmp_path / "m")
+    (tmp_path / "p").write_bytes(pickle.dumps(_Trap()))
+    with pytest.raises(ValueError, match="is not a whole safetensors file"):
+        load_model(tmp_path / "p")
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        load_model(tmp_path / "absent")
+
+
+class _Trap:
+    def __reduce__(self):
+        return (pytest.fail, ("a pickle was executed",))
+
+
+# Checkpoints
+
+
+def test_the_latest_two_are_kept(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "c")
+    assert checkpoints.latest() is None
+    for step in (1, 5, 12):
+        checkpoints.save(checkpoint(step))
+    assert checkpoints.steps() == [12, 5]
+    assert sorted(os.listdir(tmp_path / "c")) == [
+        "step-00000005.safetensors", "step-00000005.sha256", "step-00000012.safetensors", "step-00000012.sha256",
+    ]  # fmt: skip
+    assert equal(checkpoints.latest(), checkpoint(12))
+    assert equal(checkpoints.load(5), checkpoint(5))
+    subprocess.run(["sha256sum", "--quiet", "-c", "step-00000012.sha256"], cwd=tmp_path / "c", check=True)
+
+
+def _truncate(path):
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def _flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+
+
+def _another_step(path):
+    """The older checkpoint under the newer one's name, with a digest that fits."""
+    older = path.with_name("step-00000001.safetensors")
+    path.write_bytes(older.read_bytes())
+    digest = older.with_suffix(".sha256").read_text()
+    path.with_suffix(".sha256").write_text(digest.replace(older.name, path.name))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _truncate,
+        _flip_a_bit,
+        _another_step,
+        lambda path: path.unlink(),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.with_suffix(".sha256").write_text(""),
+        lambda path: path.with_suffix(".sha256").write_bytes(b"\xff\xfe"),
+    ],
+)
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(damage, tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(checkpoint(1))
+    checkpoints.save(checkpoint(2))
+    damage(tmp_path / "step-00000002.safetensors")
+    with pytest.warns(UserWarning, match="going on from step 1 instead"):
+        assert equal(checkpoints.latest(), checkpoint(1))
+    _flip_a_bit(tmp_path / "step-00000001.safetensors")
+    with pytest.raises(ValueError, match=r"no checkpoint in .* is whole: .*step-00000002.*step-00000001"):
+        checkpoints.latest()
+
+
+def test_a_checkpoint_without_its_digest_was_never_finished(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(checkpoint(1))
+    checkpoints.save(checkpoint(2))
+    (tmp_path / "step-00000002.sha256").unlink()
+    (tmp_path / ".step-00000003.safetensors.part").write_bytes(b"half")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert equal(checkpoints.latest(), checkpoint(1))
+    checkpoints.tidy(1)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_tidy_forgets_the_future(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(checkpoint(1))
+    checkpoints.save(checkpoint(2))
+    checkpoints.tidy(1)
+    assert checkpoints.steps() == [1]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "x"
+    write_atomic(path, lambda temporary: temporary.write_text("old"))
+
+    def fail(temporary):
+        temporary.write_text("ne")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_atomic(path, fail)
+    assert path.read_text() == "old"

@@ -1,0 +1,72 @@
+"""Two processes draw the loss curve of one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lipflow.train import train
+from lipflow.train.distributed import Ranks, choose_device, join
+from tests.train.tiny import SGD, digest, environment, log, tiny
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def torchrun(*words: str) -> str:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *words]
+    path = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        command, env={**environment(), **path}, cwd=REPOSITORY, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_two_processes_are_one(tmp_path):
+    """31 images in batches of 3: two ranks have 1 and 2 of them, and of the last batch 0 and 1.
+
+    With sgd, as adam would hide a gradient of the wrong length.
+    """
+    train(tiny(tmp_path / "alone", epochs=2, images=31, batch_size=3, **SGD))
+    output = torchrun("tests/train/worker.py", str(tmp_path))
+    assert output.count("epoch 2/2") == 1  # only the first rank speaks
+    ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
+    assert any(name.endswith(".u") for name in ranks[0][0])
+    assert ranks[0] == ranks[1]  # weights, power-iteration vectors, and what validation said
+    one, two = log(tmp_path / "alone", "step"), log(tmp_path / "run", "step")
+    assert [line["step"] for line in two] == [line["step"] for line in one]
+    torch.testing.assert_close([x["loss"] for x in two], [x["loss"] for x in one], rtol=2e-4, atol=2e-5)
+    validation = [log(tmp_path / name, "epoch")[-1]["validation"]["clean"] for name in ("alone", "run")]
+    assert validation[0] == pytest.approx(validation[1], abs=3 / 1466)
+
+    # The command line under torchrun: two processes end what two began, and would end what one began.
+    before = digest(tmp_path / "run" / "model.safetensors")
+    (tmp_path / "run" / "model.safetensors").unlink()
+    output = torchrun("-m", "lipflow", "train", "--out", str(tmp_path / "run"), "--resume")
+    assert "cpu × 2" in output
+    assert "going on after step 22" in output
+    assert digest(tmp_path / "run" / "model.safetensors") == before
+
+
+def test_one_process_needs_no_group():
+    with join("cpu") as ranks:
+        assert ranks == Ranks(0, 1, torch.device("cpu"))
+        assert ranks.sum([1.5, 2]) == [1.5, 2]
+        assert ranks.agree(7) == 7
+        assert ranks.in_turn(lambda: "data") == "data"
+        assert not torch.distributed.is_initialized()
+    assert "MASTER_ADDR" not in os.environ
+
+
+def test_devices():
+    assert choose_device("cpu") == torch.device("cpu")
+    if not torch.cuda.is_available():
+        assert choose_device("auto") == torch.device("cpu")
+        with pytest.raises(ValueError, match="--device cuda: torch finds no GPU here; use --device cpu"):
+            choose_device("cuda")
+    with pytest.raises(ValueError, match="there is no device 'gpu'"):
+        choose_device("gpu")

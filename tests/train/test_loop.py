@@ -1,0 +1,297 @@
+"""A run from its first step to its last, in this process."""
+
+import json
+import sys
+import time
+import types
+from dataclasses import replace
+
+import pytest
+import torch
+
+import lipflow
+from lipflow.data import load
+from lipflow.losses import CertificateRegularisation
+from lipflow.train import Run, load_run, train
+from lipflow.train import loop as loop_module
+from lipflow.train.distributed import Ranks
+from lipflow.train.ending import NonFiniteLoss
+from lipflow.train.learner import Learner, make_network
+from lipflow.train.optimiser import make_optimiser
+from lipflow.train.recipe import SOC
+from lipflow.train.schedule import rate_at
+from tests.train.tiny import SIZES, digest, log, tiny
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
+
+
+def test_a_run_leaves_what_it_promises(tmp_path, capsys):
+    run = tiny(tmp_path / "r", epochs=3)
+    result = train(run)
+    assert {p.name for p in result.folder.iterdir()} == {
+        "run.json", "log.jsonl", "checkpoints", "model.safetensors", "best.safetensors",
+    }  # fmt: skip
+    record = json.loads((result.folder / "run.json").read_text())
+    assert record["steps"] == 9
+    assert record["environment"]["torch"] == torch.__version__
+    assert record["environment"]["lipflow"] == lipflow.__version__
+    stored, network = load_run(result.folder)
+    assert stored == run
+    assert all(torch.equal(v, result.network.state_dict()[k]) for k, v in network.state_dict().items())
+    assert torch.allclose(network.stages.center.mean, torch.tensor(load("digits", validation=1437).mean))
+    said = capsys.readouterr().out
+    assert "epoch 3/3" in said
+    assert "certified (estimated) 36/255" in said
+    assert "steps/s" in said
+    assert "left" in said
+
+
+def test_the_log_has_every_step_and_its_rate(tmp_path):
+    run = tiny(tmp_path, epochs=2, images=70, batch_size=20)  # the last batch of an epoch has 10 images
+    train(run)
+    steps = log(tmp_path, "step")
+    assert [line["step"] for line in steps] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [line["epoch"] for line in steps] == [1, 1, 1, 1, 2, 2, 2, 2]
+    assert [line["lr"] for line in steps] == [rate_at(step, 8, run.recipe) for step in range(8)]
+    epochs = log(tmp_path, "epoch")
+    sizes = [20, 20, 20, 10]
+    for number, epoch in enumerate(epochs):
+        losses = [line["loss"] for line in steps[4 * number : 4 * number + 4]]
+        mean = sum(loss * n for loss, n in zip(losses, sizes, strict=True)) / 70
+        assert epoch["loss"] == pytest.approx(mean, rel=1e-12)
+        assert set(epoch["validation"]["certified_estimated"]) == {"36/255", "0.25", "0.5", "1"}
+
+
+def test_training_is_a_plain_loop(tmp_path):
+    """The weights are those of ten lines of PyTorch."""
+    run = tiny(tmp_path, epochs=2, images=50, batch_size=20, pad=1, flip=True)
+    weights = train(run).network.state_dict()
+    data = load("digits", validation=1447)
+    torch.manual_seed(0)
+    network = lipflow.build("cpl-digits", mean=list(data.mean), lln=True, **SIZES)
+    optimiser = torch.optim.Adam(network.parameters())
+    for step in range(6):
+        batch = list(lipflow.data.batches(50, 20, 0, step // 3))[step % 3]
+        images = lipflow.data.augment(data.train.images[batch], batch, 0, step // 3, pad=1)
+        loss = torch.nn.functional.multi_margin_loss(
+            network(lipflow.data.to_unit(images)), data.train.labels[batch], margin=run.recipe.margin
+        )
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.param_groups[0]["lr"] = rate_at(step, 6, run.recipe)
+        optimiser.step()
+    for name, value in network.state_dict().items():
+        torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_seeds_matter_and_nothing_else_is_random(tmp_path):
+    torch.manual_seed(7)
+    first = train(tiny(tmp_path / "a"))
+    torch.manual_seed(8)
+    train(tiny(tmp_path / "b"))
+    train(replace(tiny(tmp_path / "c"), seed=1))
+    assert digest(first.folder / "model.safetensors") == digest(tmp_path / "b" / "model.safetensors")
+    assert digest(first.folder / "model.safetensors") != digest(tmp_path / "c" / "model.safetensors")
+
+
+def test_the_best_network_is_of_the_best_epoch_and_test_images_are_never_seen(tmp_path, monkeypatch):
+    scores, seen = iter([0.2, 0.6, 0.6, 0.1]), []
+    weights = []
+    real = loop_module.estimate
+
+    def estimate(network, split, *rest):
+        seen.append(split)
+        weights.append({k: v.clone() for k, v in network.state_dict().items()})
+        result = real(network, split, *rest)
+        return replace(result, certified={**result.certified, "36/255": next(scores)})
+
+    monkeypatch.setattr(loop_module, "estimate", estimate)
+    train(tiny(tmp_path, epochs=4))
+    best, final = load_run(tmp_path, "best")[1].state_dict(), load_run(tmp_path)[1].state_dict()
+    assert all(torch.equal(v, weights[1][k]) for k, v in best.items())
+    assert all(torch.equal(v, weights[3][k]) for k, v in final.items())
+    assert not any(torch.equal(v, weights[3][k]) for k, v in best.items() if k.endswith("weight"))
+    test = load("digits").test.images
+    assert all(len(split) == 1437 and not (split.images[0] == test).flatten(1).all(1).any() for split in seen)
+
+
+def test_without_validation_images(tmp_path):
+    run = replace(tiny(tmp_path, epochs=1, batch_size=500), validation=0)
+    assert train(run).validation is None
+    assert not (tmp_path / "best.safetensors").exists()
+    assert "validation" not in log(tmp_path, "epoch")[0]
+    with pytest.raises(ValueError, match=r"has no best\.safetensors"):
+        load_run(tmp_path, "best")
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        dict(optimiser="sgd", lr=0.1, nesterov=True, weight_decay=5e-4, schedule="multistep"),
+        dict(loss="certificate", schedule="constant"),
+        dict(loss="offset-cross-entropy", offset=0.5, temperature=0.5, inputs="mean-std"),
+        dict(loss="cross-entropy", schedule="exponential", lln=False, inputs="model"),
+    ],
+)
+def test_every_choice_learns(recipe, tmp_path):
+    train(tiny(tmp_path, epochs=8, **recipe))
+    losses = [line["loss"] for line in log(tmp_path, "epoch")]
+    assert losses[-1] < losses[0]
+
+
+def test_the_certificate_in_the_loss_is_in_pixels(tmp_path):
+    """An input divided by std is stretched by 1/std, and radii are measured before that."""
+    run = replace(tiny(tmp_path, loss="certificate", gamma=0.3), sizes={**SIZES, "std": 0.25})
+    learner = Learner(make_network(run, load("digits")), run, load("digits").train, ALONE)
+    assert learner.loss == CertificateRegularisation(0.3, lipschitz=4.0)
+
+
+def test_angles_do_not_decay():
+    network = torch.nn.Sequential(torch.nn.Linear(4, 4), lipflow.blocks.Householder(4))
+    decay = {id(p): g["weight_decay"] for g in make_optimiser(network, SOC).param_groups for p in g["params"]}
+    assert [decay[id(p)] for p in network.parameters()] == [5e-4, 5e-4, 0]
+
+
+# What goes wrong
+
+
+def test_an_existing_run_is_not_overwritten(tmp_path):
+    train(tiny(tmp_path, epochs=1))
+    before = digest(tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="holds a run already; add --resume"):
+        train(tiny(tmp_path, epochs=1))
+    assert digest(tmp_path / "model.safetensors") == before
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(ValueError, match=r"holds model\.safetensors of a run without its run\.json"):
+        train(tiny(tmp_path, epochs=1))
+
+
+def test_a_resumed_run_must_be_the_same(tmp_path, capsys):
+    run = tiny(tmp_path / "r", epochs=1)
+    with pytest.raises(ValueError, match="holds no run"):
+        train(run, resume=True)
+    train(run)
+    with pytest.raises(ValueError, match=r"--seed 3 \(the run has 0\), --lr 0.5 \(the run has 0.01\)"):
+        train(replace(run, seed=3, recipe=replace(run.recipe, lr=0.5)), resume=True)
+    assert train(run, resume=True).validation is not None
+    assert "has ended already" in capsys.readouterr().out
+    (run.folder / "run.json").write_text("{}")
+    with pytest.raises(ValueError, match="is not a record of a run"):
+        train(run, resume=True)
+
+
+def test_a_loss_that_is_no_number_stops_the_run(tmp_path, monkeypatch):
+    """The step and the layers are named, and the checkpoint before it is kept and good."""
+    run = replace(tiny(tmp_path, epochs=4), checkpoint_every="0s")
+    update, steps = Learner.update, []
+
+    def poison(self, rate):
+        update(self, rate)
+        steps.append(rate)
+        if len(steps) == 5:
+            with torch.no_grad():
+                self.network.stages.linear[0].field.weight.weight[0, 0] = float("nan")
+
+    monkeypatch.setattr(Learner, "update", poison)
+    with pytest.raises(NonFiniteLoss, match="after step 5 there are weights that are no numbers") as caught:
+        train(run)
+    assert "not finite: stages.linear.0.field.weight.weight" in str(caught.value)
+    assert "stages.convolutions.0.field.weight: " in str(caught.value)
+    assert (tmp_path / "checkpoints" / "step-00000004.sha256").exists()
+    assert not (tmp_path / "checkpoints" / "step-00000005.sha256").exists()
+    monkeypatch.setattr(Learner, "update", update)
+    train(run, resume=True)
+
+
+def test_an_infinite_loss_names_the_step(tmp_path, monkeypatch):
+    gradients, steps = Learner.gradients, []
+
+    def explode(self, batch, epoch):
+        steps.append(batch)
+        return gradients(self, batch, epoch) if len(steps) < 3 else float("inf")
+
+    monkeypatch.setattr(Learner, "gradients", explode)
+    with pytest.raises(NonFiniteLoss, match=r"the loss is inf at step 3 of 6 .*(?s:.*)not finite: no parameter"):
+        train(tiny(tmp_path))
+
+
+def test_bad_runs_are_answered_before_anything_is_written(tmp_path):
+    run = tiny(tmp_path / "r")
+    for bad, error, words in [
+        (replace(run, sizes={"dept": 3}), TypeError, "has no size 'dept'"),
+        (replace(run, data="mnist"), ValueError, "no dataset is called 'mnist'"),
+        (replace(run, model="cpl-xxl"), ValueError, "there is no model 'cpl-xxl'"),
+        (replace(run, device="gpu"), ValueError, "there is no device 'gpu'"),
+        (replace(run, recipe=replace(run.recipe, margin=0.0)), ValueError, "margin must be above 0"),
+    ]:
+        with pytest.raises(error, match=words):
+            train(bad)
+    assert not (tmp_path / "r").exists()
+
+
+# Budgets
+
+
+def test_a_budget_ends_the_schedule_in_time(tmp_path):
+    run = replace(tiny(tmp_path, images=1197, batch_size=100), budget="3s")
+    began = time.monotonic()
+    train(run)
+    took = time.monotonic() - began
+    steps = json.loads((tmp_path / "run.json").read_text())["steps"]
+    rates = [line["lr"] for line in log(tmp_path, "step")]
+    assert 1 < took < 6  # 3, and room for a machine that others slow down
+    assert len(rates) == steps > 20
+    assert rates[-1] < 0.05 * run.recipe.lr  # the schedule came to its end
+    assert max(rates) > 0.9 * run.recipe.lr
+
+
+def test_measuring_leaves_the_learner_as_it_was(tmp_path, monkeypatch):
+    """A run of T steps is the same, whether T came from a budget or from the epochs."""
+    monkeypatch.setattr(loop_module, "steps_within", lambda *a: steps_within(*a) * 0 + 6)
+    from lipflow.train.budget import steps_within
+
+    train(replace(tiny(tmp_path / "a"), budget="20s"))
+    train(tiny(tmp_path / "b"))
+    assert digest(tmp_path / "a" / "model.safetensors") == digest(tmp_path / "b" / "model.safetensors")
+
+
+def test_a_budget_too_short_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"--budget 0\.001s is too short"):
+        train(replace(tiny(tmp_path / "r"), budget="0.001s"))
+    assert not (tmp_path / "r").exists()
+
+
+# TensorBoard
+
+
+def test_tensorboard_is_used_if_installed(tmp_path, monkeypatch):
+    written = []
+
+    class SummaryWriter:
+        def __init__(self, folder, purge_step):
+            written.append((folder, purge_step))
+
+        def add_scalar(self, name, value, step):
+            written.append((name, value, step))
+
+        def close(self):
+            written.append("closed")
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=SummaryWriter))
+    train(tiny(tmp_path, epochs=1))
+    assert written[0] == (str(tmp_path / "tensorboard"), 1)
+    assert [entry[2] for entry in written[1:-1] if entry[0] == "step/loss"] == [1, 2, 3]
+    assert [entry[2] for entry in written[1:-1] if entry[0] == "epoch/validation/certified_estimated/36/255"] == [3]
+    assert written[-1] == "closed"
+
+
+def test_visits_start_anywhere():
+    run = replace(Run(), recipe=replace(Run().recipe, batch_size=30))
+    data = load("digits", validation=1397)
+    learner = Learner(make_network(replace(run, sizes=SIZES), data), run, data.train, ALONE)
+    whole = list(learner.visits(0, 11))
+    assert [(step, epoch) for step, epoch, _ in whole] == [(t, t // 4) for t in range(11)]
+    for start in range(12):
+        part = list(learner.visits(start, 11))
+        assert len(part) == 11 - start
+        assert all(torch.equal(a[2], b[2]) for a, b in zip(part, whole[start:], strict=True))

@@ -1,0 +1,139 @@
+"""Runs that stop: what is resumed ends with the same bits as what was never stopped."""
+
+import json
+import random
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+
+from lipflow.train import train
+from lipflow.train.learner import Learner
+from tests.train.tiny import FLAGS, SIZES, digest, lipflow, log, start, tiny
+
+EPOCHS, STEPS = 12, 12 * 19
+
+
+def flags(folder, *more):
+    return ["train", "--out", str(folder), "--epochs", str(EPOCHS), "--batch-size", "64", *FLAGS, *more]
+
+
+def wait_for_steps(folder, process, count):
+    """Until the log has `count` more lines than now; the process must be alive then."""
+    path = folder / "log.jsonl"
+
+    def lines():
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    wanted, deadline = lines() + count, time.monotonic() + 60
+    while lines() < wanted:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def untimed(folder):
+    """Every line of the log in its order, but for the time it took."""
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+
+
+def assert_same(folder, whole):
+    assert digest(folder / "model.safetensors") == digest(whole / "model.safetensors")
+    assert digest(folder / "best.safetensors") == digest(whole / "best.safetensors")
+    assert untimed(folder) == untimed(whole)
+
+
+def test_processes_that_are_really_killed(tmp_path):
+    """SIGKILL before there is a checkpoint, in the midst of steps and of writing; SIGTERM, SIGINT; a damaged file."""
+    whole, folder, moments = tmp_path / "whole", tmp_path / "run", random.Random(time.time_ns())
+    lipflow(*flags(whole))
+    assert [line["step"] for line in log(whole, "step")] == list(range(1, STEPS + 1))
+
+    def stopped(number, count, words):
+        print(f"{signal.Signals(number).name} after {count} lines of the log")  # shown if the test fails
+        process = start(*words)
+        wait_for_steps(folder, process, count)
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=60)
+        return process.returncode, output
+
+    resume = ["train", "--out", str(folder), "--resume"]
+    stopped(signal.SIGKILL, 1, flags(folder, "--checkpoint-every", "0.02s"))
+    stopped(signal.SIGKILL, moments.randint(2, 60), resume)
+    code, output = stopped(signal.SIGTERM, moments.randint(2, 30), [*resume, "--checkpoint-every", "1h"])
+    assert code == 143, output
+    assert f"go on with `lipflow train --out {folder} --resume`" in output
+    assert "Traceback" not in output
+    last = json.loads((folder / "log.jsonl").read_text().splitlines()[-1])["step"]
+    assert (folder / "checkpoints" / f"step-{last:08d}.sha256").exists()  # none was due: the signal saved it
+    code, output = stopped(signal.SIGINT, moments.randint(30, 60), resume)
+    assert code == 130, output
+
+    latest = max(folder.glob("checkpoints/*.sha256")).with_suffix(".safetensors")
+    latest.write_bytes(latest.read_bytes()[: latest.stat().st_size // 2])
+    output = lipflow(*resume)
+    assert "it is damaged or was changed; going on from step" in output
+    assert "lipflow: warning: " in output
+    assert_same(folder, whole)
+
+
+class Crash(Exception):
+    pass
+
+
+KW = dict(channels=4, hidden=8, features=8)
+CASES = [
+    ("cpl-digits", SIZES, "adam"),
+    ("cpl-digits", SIZES, "sgd"),
+    ("cayley-kw3", KW, "adam"),
+    ("bcop-large", KW, "adam"),
+    ("soc+-10", dict(stages=2, channels=4), "sgd"),
+]
+
+
+@pytest.mark.parametrize(("model", "sizes", "optimiser"), CASES)
+def test_stopped_after_every_step(model, sizes, optimiser, tmp_path, monkeypatch):
+    """A checkpoint each step, a crash after each step, at the ends of epochs and within."""
+    recipe = dict(epochs=2, images=50, optimiser=optimiser, weight_decay=1e-3, loss="certificate", lln=False)
+    whole = replace(tiny(tmp_path / "whole", **recipe), model=model, sizes=sizes)
+    train(whole)
+    run = replace(whole, out=tmp_path / "run", checkpoint_every="0s")
+    gradients = Learner.gradients
+    calls = []
+
+    def crash(self, batch, epoch):
+        if len(calls) == 1:
+            calls.clear()
+            raise Crash
+        calls.append(batch)
+        return gradients(self, batch, epoch)
+
+    monkeypatch.setattr(Learner, "gradients", crash)
+    for crashes in range(5):
+        calls.clear()
+        with pytest.raises(Crash):
+            train(run, resume=crashes > 0)
+    calls.clear()
+    train(run, resume=True)
+    assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_budgeted_run_keeps_its_number_of_steps(tmp_path, monkeypatch):
+    run = replace(tiny(tmp_path, images=1197, batch_size=100), budget="2s", checkpoint_every="0s")
+    gradients = Learner.gradients
+
+    def crash(self, batch, epoch):
+        if epoch == 2 and (tmp_path / "run.json").exists():
+            raise Crash
+        return gradients(self, batch, epoch)
+
+    monkeypatch.setattr(Learner, "gradients", crash)
+    with pytest.raises(Crash):
+        train(run)
+    steps = json.loads((tmp_path / "run.json").read_text())["steps"]
+    monkeypatch.setattr(Learner, "gradients", gradients)
+    train(run, resume=True)
+    assert json.loads((tmp_path / "run.json").read_text())["steps"] == steps
+    assert [line["step"] for line in log(tmp_path, "step")] == list(range(1, steps + 1))

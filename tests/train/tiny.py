@@ -1,0 +1,49 @@
+"""Runs that take a second: a network of a few hundred parameters, on a few digits."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from lipflow.train import Run
+
+SIZES = dict(depth=1, channels=2, inner=2, depth_linear=1, features=8)
+SGD = dict(optimiser="sgd", lr=0.1)
+FLAGS = ["--sizes", *(f"{name}={value}" for name, value in SIZES.items())]
+
+
+def tiny(out: Path, epochs: int = 2, images: int = 60, batch_size: int = 20, **recipe) -> Run:
+    """A run on `images` training images; the rest of the 1497 that are no test images are for validation."""
+    base = Run()
+    recipe = {"epochs": epochs, "batch_size": batch_size, **recipe}
+    return replace(base, out=out, sizes=SIZES, validation=1497 - images, recipe=replace(base.recipe, **recipe))
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    """`lipflow …` in a process of its own."""
+    command = [sys.executable, "-m", "lipflow", *words]
+    return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def lipflow(*words: str) -> str:
+    """`lipflow …` to its end, which must be a good one."""
+    process = start(*words)
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, output
+    return output
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def log(folder: Path, kind: str) -> list[dict]:
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
