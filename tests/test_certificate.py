@@ -25,20 +25,20 @@ def _pairs(classes: int, value: float = ROOT) -> torch.Tensor:
     st.floats(1e-3, 10),
 )
 def test_the_radius_is_never_above_the_rule(scores, rounding, distance):
-    """R·d ≤ f_y - f_j - 2√2·E for every rival, in exact rationals; and within a few ulps of it."""
+    """R·d ≤ f_y - f_j - 4√2·E for every rival, in exact rationals; and within a few ulps of it."""
     certificates = from_logits(torch.tensor([scores], dtype=torch.float64), _pairs(len(scores), distance), rounding)
     radius, label = float(certificates.radius[0]), int(certificates.label[0])
     rivals = [Fraction(s) for i, s in enumerate(scores) if i != label]
-    # 2√2·E ≤ room for every rival, squared to stay rational: (8E²) ≤ (margin - R·d)²
+    # 4√2·E ≤ room for every rival, squared to stay rational: 32E² ≤ (margin - R·d)²
     margin = Fraction(scores[label]) - max(rivals)
     room = margin - Fraction(radius) * Fraction(distance)
     if radius > 0:
         assert room >= 0
-        assert room**2 >= 8 * Fraction(rounding) ** 2
-        ideal = (float(margin) - 2 * math.sqrt(2) * rounding) / distance
+        assert room**2 >= 32 * Fraction(rounding) ** 2
+        ideal = (float(margin) - 4 * math.sqrt(2) * rounding) / distance
         assert radius == pytest.approx(ideal, rel=1e-9, abs=1e-12)
     else:
-        assert (float(margin) - 2 * math.sqrt(2) * rounding) / distance <= 1e-12
+        assert (float(margin) - 4 * math.sqrt(2) * rounding) / distance <= 1e-12
 
 
 @pytest.mark.parametrize(

@@ -228,11 +228,18 @@ def test_a_run_may_move(tmp_path, capsys):
 def test_demo_shows_what_it_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     commands = cli.demo_commands
-    monkeypatch.setattr(cli, "demo_commands", lambda out: [[*words, *TINY] for words in commands(out)])
+
+    def tiny(out):
+        return [[*words, *(TINY if words[0] == "train" else [])] for words in commands(out)]
+
+    monkeypatch.setattr(cli, "demo_commands", tiny)
     assert cli.main(["demo"]) == 0
     said = capsys.readouterr().out
     assert "$ lipflow train --model cpl-digits --data digits --out runs/demo" in said
+    assert "$ lipflow certify runs/demo" in said
     assert "0 (clean)" in said
+    assert "average radius" in said
+    assert "accepted: 300 radii verified, 32 of them from the image" in said
     assert cli.main(["demo"]) == 0
     assert (tmp_path / "runs" / "demo-2" / "model.safetensors").is_file()
 

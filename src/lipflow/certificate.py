@@ -4,9 +4,10 @@ For ‖x' - x‖ ≤ r < R, both in [0, 1]ᵈ, the program f̂ at x' still ranks
 
     f̂_y(x') - f̂_j(x') ≥ f̂_y(x) - f̂_j(x) - 2√2·E - d_yj·‖x' - x‖ > 0,
 
-where E bounds ‖f̂ - f‖ over the box and d_yj the Lipschitz constant of f_y - f_j. So
+where E bounds ‖f̂ - f‖ over the box and d_yj the Lipschitz constant of f_y - f_j. The scores at x may come from a file,
+and be those of another machine: within 2E of ours. With as much again for that,
 
-    R(x) = min over j of (f̂_y(x) - f̂_j(x) - 2√2·E)/d_yj,  rounded down at each operation.
+    R(x) = min over j of (f̂_y(x) - f̂_j(x) - 4√2·E)/d_yj,  rounded down at each operation.
 """
 
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ def from_logits(logits: Tensor, pair_bounds: Tensor, rounding: float) -> Certifi
     """Radii from the scores of the program  # (n, classes), the pair bounds, and E."""
     finite = torch.isfinite(logits).all(1)
     label = torch.where(finite, logits.nan_to_num(0.0).argmax(1), torch.zeros(1, dtype=torch.int64))
-    slack = up(2 * sqrt_up(Fraction(2)) * Fraction(rounding))
+    slack = up(4 * sqrt_up(Fraction(2)) * Fraction(rounding))
     distances = pair_bounds[label]  # (n, classes)
     rivals = torch.arange(logits.shape[1]) != label[:, None]
     margins = logits.gather(1, label[:, None]) - logits

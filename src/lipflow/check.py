@@ -174,6 +174,7 @@ class Linear:
         if geometry is None:
             require(weight.ndim == 2, "a matrix has two axes")
             self.dots, self.entries = (weight.shape[1], weight.shape[0]), sum(weight.shape)
+            self.in_shape, self.out_channels = (weight.shape[1],), weight.shape[0]
             self.out_entries, sums = weight.shape[0], (np.abs(weight).sum(1), np.abs(weight).sum(0))
         else:
             sums = self._convolution(geometry)
@@ -197,6 +198,7 @@ class Linear:
             self.axes.append(
                 dict(size=n, kernel=k, before=before, after=after, stride=s, dilation=d, extent=extent, outputs=outputs)
             )
+        self.in_shape, self.out_channels = (self.groups * grouped, *(a["size"] for a in self.axes)), out
         positions = math.prod(a["outputs"] for a in self.axes)
         self.out_entries = out * positions
         self.entries = self.groups * grouped * math.prod(a["size"] for a in self.axes) + self.out_entries
@@ -287,6 +289,11 @@ class Primitive:
     def verify(self, claim, name):
         if self.map is not None:
             verify_norm(self.map, claim, name)
+
+    def fits(self, shape):
+        """Whether inputs of a shape are what the constants are about; nothing is broadcast against them."""
+        bias = self.t.get("bias")
+        return shape == self.map.in_shape and (bias is None or bias.shape == (self.map.out_channels,))
 
     def lipschitz(self):
         return Fraction(1)
@@ -427,6 +434,9 @@ class Spectral(Primitive):
         for re, im in zip(self.re / scale, self.im / scale, strict=True):
             verify_gram(np.block([[re, -im], [im, re]]), room**2, name)
 
+    def fits(self, shape):
+        return shape == (self.re.shape[3], self.re.shape[0], self.p["width"])
+
     def run(self, x):
         (n, into), (h, m, out, _) = x.shape[:2], self.re.shape
         z = (x @ self.rows.T).reshape(n, into, h, 2, m).transpose(0, 1, 4, 3, 2).reshape(n, into, m, 2 * h)
@@ -450,6 +460,9 @@ class Spectral(Primitive):
 
 
 class Center(Primitive):
+    def fits(self, shape):
+        return self.t["mean"].shape == self.t["scale"].shape == shape[:1]
+
     def run(self, x):
         return (x - self.column("mean", x)) * self.column("scale", x)
 
@@ -462,11 +475,17 @@ class Center(Primitive):
 
 
 class Pointwise(Primitive):
+    def fits(self, shape):
+        return True
+
     def run(self, x):
         return POINTWISE[self.p["name"]](x)
 
 
 class GroupSort(Primitive):
+    def fits(self, shape):
+        return self.p["group"] >= 1 and shape[0] % self.p["group"] == 0
+
     def run(self, x):
         groups = x.reshape(len(x), self.p["group"], -1, *x.shape[2:])
         return -np.sort(-groups, 1).reshape(x.shape)
@@ -476,6 +495,9 @@ class Householder(Primitive):
     def setup(self):
         pairs = zip(self.t["sine"].tolist(), self.t["cosine"].tolist(), strict=True)
         self.square = max(Fraction(s) ** 2 + Fraction(c) ** 2 for s, c in pairs)
+
+    def fits(self, shape):
+        return self.t["sine"].shape == self.t["cosine"].shape == (shape[0] / 2,)
 
     def run(self, x):
         first, second = x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :]
@@ -492,11 +514,17 @@ class Householder(Primitive):
 
 
 class PadChannels(Primitive):
+    def fits(self, shape):
+        return self.p["channels"] >= shape[0]
+
     def run(self, x):
         return np.pad(x, [(0, 0), (0, self.p["channels"] - x.shape[1])] + [(0, 0)] * (x.ndim - 2))
 
 
 class AvgPool(Primitive):
+    def fits(self, shape):
+        return len(shape) == 3 and 1 <= self.p["size"] <= min(shape[1:])
+
     def run(self, x):
         k, h, w = self.p["size"], x.shape[2] // self.p["size"], x.shape[3] // self.p["size"]
         return x[:, :, : h * k, : w * k].reshape(*x.shape[:2], h, k, w, k).sum((3, 5)) / k
@@ -506,6 +534,9 @@ class AvgPool(Primitive):
 
 
 class MaxPool(Primitive):
+    def fits(self, shape):
+        return len(shape) == 3
+
     def run(self, x):
         (kh, kw), (sh, sw), (ph, pw), (dh, dw) = (self.p[k] for k in ("kernel", "stride", "padding", "dilation"))
         x = np.pad(x, [(0, 0), (0, 0), (ph, ph), (pw, pw)], constant_values=-np.inf)
@@ -523,17 +554,26 @@ class MaxPool(Primitive):
 
 
 class SpaceToDepth(Primitive):
+    def fits(self, shape):
+        return len(shape) == 3 and shape[1] % self.p["block"] == 0 == shape[2] % self.p["block"]
+
     def run(self, x):
         b, (n, c, h, w) = self.p["block"], x.shape
         return x.reshape(n, c, h // b, b, w // b, b).transpose(0, 1, 3, 5, 2, 4).reshape(n, c * b * b, h // b, w // b)
 
 
 class Flatten(Primitive):
+    def fits(self, shape):
+        return True
+
     def run(self, x):
         return x.reshape(len(x), -1)
 
 
 class Truncate(Primitive):
+    def fits(self, shape):
+        return 1 <= self.p["classes"] <= shape[0]
+
     def run(self, x):
         return x[:, : self.p["classes"]]
 
@@ -581,6 +621,7 @@ def derive(primitives, in_shape, stated):
     x: Any = np.full((1, *in_shape), 0.5)
     total, before, error, reach = Fraction(1), Fraction(1), Fraction(0), norm_up(x) + radius
     for i, p in enumerate(primitives):
+        require(p.fits(x.shape[1:]), f"primitive {i} does not take an input of shape {x.shape[1:]}")
         y = p.run(x)
         local = p.error(reach, max(x.size, y.size))
         constant = p.lipschitz()
@@ -610,9 +651,9 @@ def pair_bounds(primitives, total, before, classes):
 
 
 def radii_of(logits, label, bounds, error):
-    """min over rivals of (f_y - f_j - 2√2·E)/d_yj, rounded down; 0 where nothing is certified."""
+    """min over rivals of (f_y - f_j - 4√2·E)/d_yj, rounded down; 0 where nothing is certified."""
     below = lambda x: np.nextafter(x, -np.inf)  # noqa: E731
-    slack = up(2 * sqrt_up(Fraction(2)) * error)
+    slack = up(4 * sqrt_up(Fraction(2)) * error)
     rows = np.arange(len(logits))
     room = below(below(logits[rows, label][:, None] - logits) - slack)
     distances = bounds[label]

@@ -17,7 +17,7 @@ RADII = ("0.001", "0.01", "0.05")
 @pytest.mark.parametrize("sizes", [{}, {"lln": True}, {"std": 0.25}, {"h": 3.0}])
 def test_it_counts_what_a_loop_counts(sizes):
     torch.manual_seed(0)
-    network = lipflow.build("cpl-digits", depth=1, features=16, **sizes)
+    network = lipflow.build("cpl-digits", depth=1, channels=16, pool=2, depth_linear=2, features=16, **sizes)
     split = load("digits").validation
     before = {k: v.clone() for k, v in network.state_dict().items()}
     found = estimate(network, split, RADII, 77, ALONE)
@@ -39,7 +39,7 @@ def test_it_counts_what_a_loop_counts(sizes):
 
 def test_the_constant_before_the_head():
     torch.manual_seed(0)
-    sizes = dict(depth=1, depth_linear=1, features=16)
+    sizes = dict(depth=1, channels=16, pool=2, depth_linear=1, features=16)
     assert lipschitz_estimate(lipflow.build("cpl-digits", **sizes)) == 1
     assert lipschitz_estimate(lipflow.build("cpl-digits", std=0.25, **sizes)) == 4
     assert lipschitz_estimate(lipflow.build("cpl-digits", h=0.1, **sizes)) == 1

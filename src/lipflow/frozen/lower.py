@@ -51,9 +51,12 @@ def lower(module: nn.Module, shape: Shape, name: str) -> Lowered:
 def out_shape(p: Primitive, shape: Shape) -> Shape:
     """The shape after a primitive, by running it on zeros."""
     try:
-        return tuple(p(torch.zeros(1, *shape, dtype=torch.float64)).shape[1:])
+        if p.fits(shape):
+            return tuple(p(torch.zeros(1, *shape, dtype=torch.float64)).shape[1:])
+        reason = "it does not fit"
     except (RuntimeError, IndexError) as error:
-        raise ValueError(f"{p.kind} ({p.shape}) does not take an input of shape {shape}: {error}") from error
+        reason = str(error)
+    raise ValueError(f"{p.kind} ({p.shape}) does not take an input of shape {shape}: {reason}")
 
 
 def _refuse(module: nn.Module, name: str) -> str:

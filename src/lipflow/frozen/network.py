@@ -92,12 +92,14 @@ class Frozen(nn.Module):
         return certificates.label, certificates.radius
 
     def require_untouched(self) -> None:
-        """Refuse to certify with tensors that were changed after their norms were bounded."""
+        """Refuse to certify with what was changed after the norms were bounded, as far as torch can tell."""
         if self._version_count() != self.__dict__["_versions"]:
             raise RuntimeError("a tensor of this frozen network was changed in place; freeze the model again")
+        if self._forward_hooks or self._forward_pre_hooks:
+            raise RuntimeError("a frozen network with forward hooks is another program; remove them to certify")
 
     def _version_count(self) -> int:
-        return sum(t._version for _, t in tensors_of(self.primitives))
+        return self.pair_bounds._version + sum(t._version for _, t in tensors_of(self.primitives))
 
     # Immutable
 
@@ -186,7 +188,8 @@ def _account(frozen: Frozen, put: Any) -> None:
     x = torch.full((1, *frozen.in_shape), 0.5, dtype=torch.float64)
     total, error, reach = 1.0, Fraction(0), (Fraction(norm_up(x)) + radius) * (1 + ROOM)
     ledger, features = [], 1.0
-    for p in frozen.primitives:
+    for i, p in enumerate(frozen.primitives):
+        require_fit(p, tuple(x.shape[1:]), f"primitive {i}")
         x_next = p(x)
         entries = max(x[0].numel(), x_next[0].numel())
         local = p.error(reach, entries) * (1 + ROOM)
@@ -205,6 +208,12 @@ def _account(frozen: Frozen, put: Any) -> None:
     put("rounding", rounding)
     put("classes", x.shape[1])
     put("pair_bounds", pair_bounds(frozen.primitives, features, total, x.shape[1]))
+
+
+def require_fit(p: Primitive, shape: Shape, name: str) -> None:
+    """Refuse an input that a primitive's constants do not speak of."""
+    if not p.fits(shape):
+        raise ValueError(f"{name}: {p.kind} ({p.shape}) does not take an input of shape {shape}")
 
 
 def pair_bounds(primitives: Sequence[Primitive], features: float, total: float, classes: int) -> Tensor:

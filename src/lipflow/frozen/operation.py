@@ -8,6 +8,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from lipflow.bound import Shape
+
 
 @dataclass(frozen=True, eq=False)
 class Primitive(ABC):
@@ -18,6 +20,10 @@ class Primitive(ABC):
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
         """The operation as it runs, on a float64 batch."""
+
+    @abstractmethod
+    def fits(self, shape: Shape) -> bool:
+        """Whether inputs of a shape are what the constants are about. Nothing is ever broadcast against them."""
 
     @property
     def lipschitz(self) -> float:

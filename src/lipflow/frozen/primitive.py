@@ -36,6 +36,9 @@ class Affine(Primitive):
     map: Map
     bias: Tensor
 
+    def fits(self, shape: Shape) -> bool:
+        return shape == self.map.op.in_shape and self.bias.shape == (self.map.op.out_shape[0],)
+
     def __call__(self, x: Tensor) -> Tensor:
         return _add(self.map(x), self.bias)
 
@@ -70,6 +73,9 @@ class Descent(Primitive):
 
     def __post_init__(self) -> None:
         require(self.name in SIGMA and 0 <= self.h < math.inf, self)
+
+    def fits(self, shape: Shape) -> bool:
+        return shape == self.map.op.in_shape and self.bias.shape == (self.map.op.out_shape[0],)
 
     def __call__(self, x: Tensor) -> Tensor:
         inner = SIGMA[self.name](_add(self.map(x), self.bias))
@@ -117,6 +123,9 @@ class Proximal(Primitive):
 
     def __post_init__(self) -> None:
         require(self.name in SIGMA and 0 < self.h < math.inf and 0 < self.tau <= 1 and self.iterations >= 1, self)
+
+    def fits(self, shape: Shape) -> bool:
+        return shape == self.map.op.in_shape and self.bias.shape == (self.map.op.out_shape[0],)
 
     def __call__(self, x: Tensor) -> Tensor:
         z = x
@@ -170,6 +179,9 @@ class Series(Primitive):
     def __post_init__(self) -> None:
         require(0 < self.h < math.inf and self.terms >= 1 and is_skew(self.map), self)
 
+    def fits(self, shape: Shape) -> bool:
+        return shape == self.map.op.in_shape
+
     def __call__(self, x: Tensor) -> Tensor:
         total = term = x
         for j in range(1, self.terms):
@@ -215,6 +227,9 @@ class Center(Primitive):
     mean: Tensor
     scale: Tensor
 
+    def fits(self, shape: Shape) -> bool:
+        return len(shape) >= 1 and self.mean.shape == self.scale.shape == (shape[0],)
+
     def __call__(self, x: Tensor) -> Tensor:
         shape = (-1, *[1] * (x.ndim - 2))
         return (x - self.mean.reshape(shape)) * self.scale.reshape(shape)
@@ -239,6 +254,9 @@ class Householder(Primitive):
     kind = "householder"
     sine: Tensor
     cosine: Tensor
+
+    def fits(self, shape: Shape) -> bool:
+        return len(shape) >= 1 and self.sine.ndim == 1 and self.sine.shape == self.cosine.shape == (shape[0] / 2,)
 
     def __call__(self, x: Tensor) -> Tensor:
         first, second = x.unflatten(1, (2, -1)).unbind(1)
@@ -272,6 +290,9 @@ class AvgPool(Primitive):
 
     kind = "avg_pool"
     size: int
+
+    def fits(self, shape: Shape) -> bool:
+        return len(shape) == 3 and 1 <= self.size <= min(shape[1:])
 
     def __call__(self, x: Tensor) -> Tensor:
         k, (height, width) = self.size, x.shape[2:]

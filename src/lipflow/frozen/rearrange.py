@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lipflow.bound import overlap
+from lipflow.bound import Shape, overlap
 from lipflow.frozen.linear import ROOM
 from lipflow.frozen.operation import Primitive, require
 from lipflow.rounding import sqrt_up, up
@@ -27,6 +27,9 @@ class Pointwise(Primitive):
     def __post_init__(self) -> None:
         require(self.name in POINTWISE, self)
 
+    def fits(self, shape: Shape) -> bool:
+        return True
+
     def __call__(self, x: Tensor) -> Tensor:
         return POINTWISE[self.name](x)
 
@@ -38,6 +41,9 @@ class GroupSort(Primitive):
     kind = "group_sort"
     group: int
 
+    def fits(self, shape: Shape) -> bool:
+        return len(shape) >= 1 and self.group >= 1 and shape[0] % self.group == 0
+
     def __call__(self, x: Tensor) -> Tensor:
         return x.unflatten(1, (self.group, -1)).sort(1, descending=True).values.flatten(1, 2)
 
@@ -48,6 +54,9 @@ class PadChannels(Primitive):
 
     kind = "pad"
     channels: int
+
+    def fits(self, shape: Shape) -> bool:
+        return len(shape) >= 1 and self.channels >= shape[0]
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.cat([x, x.new_zeros(x.shape[0], self.channels - x.shape[1], *x.shape[2:])], 1)
@@ -62,6 +71,11 @@ class MaxPool(Primitive):
     stride: list[int]
     padding: list[int]
     dilation: list[int]
+
+    def fits(self, shape: Shape) -> bool:
+        return len(shape) == 3 and all(
+            len(pair) == 2 for pair in (self.kernel, self.stride, self.padding, self.dilation)
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.max_pool2d(x, self.kernel, self.stride, self.padding, self.dilation)
@@ -83,6 +97,9 @@ class SpaceToDepth(Primitive):
     kind = "space_to_depth"
     block: int
 
+    def fits(self, shape: Shape) -> bool:
+        return len(shape) == 3 and self.block >= 1 and not (shape[1] % self.block or shape[2] % self.block)
+
     def __call__(self, x: Tensor) -> Tensor:
         blocks = x.unflatten(3, (-1, self.block)).unflatten(2, (-1, self.block))
         return blocks.permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
@@ -94,6 +111,9 @@ class Flatten(Primitive):
 
     kind = "flatten"
 
+    def fits(self, shape: Shape) -> bool:
+        return True
+
     def __call__(self, x: Tensor) -> Tensor:
         return x.flatten(1)
 
@@ -104,6 +124,9 @@ class Truncate(Primitive):
 
     kind = "truncate"
     classes: int
+
+    def fits(self, shape: Shape) -> bool:
+        return len(shape) >= 1 and 1 <= self.classes <= shape[0]
 
     def __call__(self, x: Tensor) -> Tensor:
         return x[:, : self.classes]

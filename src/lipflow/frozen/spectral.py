@@ -20,6 +20,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from lipflow.bound import Shape
 from lipflow.frozen.linear import ROOM
 from lipflow.frozen.operation import Primitive, require
 from lipflow.operators.fourier import unit_circle
@@ -43,11 +44,12 @@ class Spectral(Primitive):
         fits = self.real.ndim == 4 and self.real.shape == self.imaginary.shape and 0 not in self.real.shape
         require(fits and self.width >= 1 and self.real.shape[1] == self.width // 2 + 1, self)
 
+    def fits(self, shape: Shape) -> bool:
+        return shape == self.in_shape
+
     def __call__(self, x: Tensor) -> Tensor:
-        batch, into, height, width = x.shape
+        batch, into = x.shape[:2]
         h, m, out, _ = self.real.shape
-        if (into, height, width) != self.in_shape:
-            raise ValueError(f"this spectral map takes {self.in_shape}, not {tuple(x.shape[1:])}")
         z = (x @ self.rows.T).reshape(batch, into, h, 2, m)
         z = z.permute(0, 1, 4, 3, 2).reshape(batch, into, m, 2 * h) @ self.columns.T
         a, b = z.reshape(batch, into, m, 2, h).permute(3, 4, 2, 1, 0).unbind(0)  # (h, m, in, batch) each

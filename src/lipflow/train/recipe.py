@@ -96,7 +96,7 @@ CPL_LLN = replace(CPL, lln=True)
 
 # Trockman and Kolter 2021; Li et al. 2019; Singla and Feizi 2021; Singla, Singla and Feizi 2022.
 CAYLEY = Recipe(lr=1e-2, margin=0.5)
-BCOP = Recipe(schedule="exponential", decay=0.96235, batch_size=128, margin=0.707, inputs="model")
+BCOP = Recipe(schedule="exponential", decay=0.96235, batch_size=128, margin=0.707, inputs="model", pad_mode="zeros")
 SOC = Recipe(
     optimiser="sgd",
     lr=0.1,

@@ -1,0 +1,290 @@
+"""Attacks: L2-PGD as the paper runs it, and the nearest adversarial image that it leads to.
+
+A model is any function of pixels in [0, 1] that torch can differentiate  # (batch, channels, height, width) to
+(batch, classes): a live network, or a Frozen one in float64.
+
+Note [exact balls]. Projection in floating point leaves an image outside of its ball by a few ulps, and a certificate
+may hold exactly up to there. So an image counts only if Σ(x' - x)² ≤ ε² holds for the numbers that the model is handed:
+the sum is bounded from above (Note [error model]) and compared as a rational; if it is too great, the image is pulled
+towards x by a hair and judged anew.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lipflow.data.counter import key
+from lipflow.rounding import TINY, gamma, sqrt_up, up
+
+Model = Callable[[Tensor], Tensor]
+Radius = Fraction | int | float | str | Tensor  # one for all images, or a tensor with one an image  # (n,)
+
+_ATTACK = 4  # the purpose of these random numbers: Note [counter-based randomness]
+
+
+@dataclass(frozen=True)
+class PGD:
+    """How hard to try: `steps` steps of `stride`·ε, `restarts` times from a random start. The defaults are the paper's.
+
+    Random numbers depend on (seed, restart, index of the image) alone. `batch` images are attacked at a time.
+    """
+
+    steps: int = 10
+    restarts: int = 1
+    stride: float = 0.2
+    seed: int = 0
+    batch: int = 250
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or self.restarts < 1 or self.batch < 1 or not self.stride > 0:
+            raise ValueError(f"an attack takes steps ≥ 0, restarts and batch ≥ 1, and a stride above 0, not {self}")
+
+
+@dataclass(frozen=True, eq=False)
+class Attacked:
+    """One row an image, one column an ε: the strongest image found in the ball, one with another label if there is one.
+
+    An image that the model gets wrong to begin with is its own adversarial image, at the distance 0.
+    """
+
+    success: Tensor  # (n, k) bool
+    images: Tensor  # (n, k, channels, height, width), as the model was handed them
+    label: Tensor  # (n, k) int64, what the model says of them
+    distance: Tensor  # (n, k) float64, at least the true distance from the image attacked
+
+
+@dataclass(frozen=True, eq=False)
+class Nearest:
+    """The nearest image found that has another label, for each image; the image itself where none was found."""
+
+    found: Tensor  # (n,) bool
+    images: Tensor  # (n, channels, height, width)
+    label: Tensor  # (n,) int64
+    distance: Tensor  # (n,) float64, at least the true distance
+
+
+def pgd(
+    model: Model,
+    images: Tensor,
+    labels: Tensor,
+    epsilons: Sequence[Radius],
+    attack: PGD | None = None,
+    indices: Tensor | None = None,
+) -> Attacked:
+    """Attack images (uint8, or floats in [0, 1]) at several ε, which must not decrease: Fraction(36, 255), "36/255", …
+
+    z ← Π(z + stride·ε·g/‖g‖), g the gradient of the cross-entropy at z, Π the projection onto the L2 ball around x and
+    then onto [0, 1]. What breaks a smaller ball breaks a larger one, and is not attacked again. `indices` are those of
+    the images in their dataset, by default 0, 1, …: whoever splits a dataset gives them, and gets the same results.
+    """
+    attack = PGD() if attack is None else attack
+    x = _receive(model, images, labels)
+    indices = torch.arange(len(x)) if indices is None else indices
+    radii = [_radii(eps, len(x)) for eps in epsilons]
+    if not radii or any(list(column) != sorted(column) for column in zip(*radii, strict=True)):
+        raise ValueError("give at least one ε, in increasing order: what breaks a smaller ball breaks a larger one")
+    parts = []
+    with _evaluation(model):
+        for first in range(0, max(1, len(x)), attack.batch):
+            part = slice(first, first + attack.batch)
+            balls = [column[part] for column in radii]
+            parts.append(_attack(model, x[part], labels[part], balls, attack, indices[part].tolist()))
+    return Attacked(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def nearest(
+    model: Model,
+    images: Tensor,
+    labels: Tensor,
+    epsilons: Sequence[Radius] | None = None,
+    attack: PGD | None = None,
+    halvings: int = 30,
+    indices: Tensor | None = None,
+) -> Nearest:
+    """Attack in growing balls (by default up to the diameter of the box); then halve the way from the image to the
+    first adversarial one found, some times: a distance from above to the nearest image with another label.
+    """
+    x = _receive(model, images, labels)
+    grid = _grid(x[0].numel() if len(x) else 1) if epsilons is None else epsilons
+    attacked = pgd(model, x, labels, grid, attack, indices)
+    rows, column = torch.arange(len(x)), attacked.success.long().argmax(1)
+    found = attacked.success.any(1)
+    end = torch.where(_over(found, x), attacked.images[rows, column], x)
+    near, label = end, torch.where(found, attacked.label[rows, column], attacked.label[:, -1])
+    low, high = x.new_zeros(len(x)), x.new_ones(len(x))
+    with _evaluation(model):
+        for _ in range(halvings if len(x) else 0):
+            middle = (low + high) / 2
+            z = (x + _over(middle, x) * (end - x)).clamp(0, 1)
+            wrong, _, said = _judge(model, z, labels)
+            low, high = torch.where(wrong, low, middle), torch.where(wrong, middle, high)
+            nearer = wrong & found
+            near, label = torch.where(_over(nearer, x), z, near), torch.where(nearer, said, label)
+    return Nearest(found, near, label, _distances(square_distances(x, near)))
+
+
+def _attack(
+    model: Model, x: Tensor, labels: Tensor, radii: list[list[Fraction]], attack: PGD, indices: list[int]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One batch: (success, images, label, distance), a column for each ε."""
+    best = x.clone()
+    broken, loss, label = _judge(model, x, labels)
+    columns = []
+    for ball in radii:
+        for restart in range(attack.restarts):
+            left = (~broken).nonzero().flatten()
+            if not len(left):
+                break
+            chosen = [ball[i] for i in left.tolist()]
+            drawn = [_draw(x[0], key(_ATTACK, attack.seed, restart, indices[i])) for i in left.tolist()]
+            end = _ascend(model, x[left], labels[left], chosen, attack, drawn)
+            end = pull_inside(x[left], end, chosen)
+            wrong, value, said = _judge(model, end, labels[left])
+            better = wrong | (value > loss[left])
+            where = left[better]
+            best[where], loss[where], label[where] = end[better], value[better], said[better]
+            broken[left] = wrong
+        distance = _distances(square_distances(x, best), ball)
+        columns.append((broken.clone(), best.clone(), label.clone(), distance))
+    success, images, said, distance = (torch.stack(column, 1) for column in zip(*columns, strict=True))
+    return success, images, said, distance
+
+
+def _ascend(
+    model: Model, x: Tensor, labels: Tensor, radii: list[Fraction], attack: PGD, drawn: list[tuple[Tensor, Tensor]]
+) -> Tensor:
+    """The last iterate of PGD, from start·ε. Where there is no gradient to follow, `elsewhere` is the direction."""
+    radius = torch.tensor([float(r) for r in radii]).to(x)
+    start, elsewhere = (torch.stack(part).to(x) for part in zip(*drawn, strict=True))
+    z = project(x, x + _over(radius, x) * start, radius)
+    for _ in range(attack.steps):
+        direction, usable = unit(_gradient(model, z, labels))
+        direction = torch.where(_over(usable, x), direction, elsewhere)
+        z = project(x, z + attack.stride * _over(radius, x) * direction, radius)
+    return z
+
+
+def _draw(like: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """A point, uniform in the unit ball, and a unit direction: a function of the seed."""
+    generator = torch.Generator("cpu").manual_seed(seed >> 1)
+    normal = torch.randn(2, *like.shape, generator=generator, dtype=torch.float64)
+    (point, direction), _ = unit(normal)
+    length = torch.rand((), generator=generator, dtype=torch.float64) ** (1 / like.numel())
+    return point * length, direction
+
+
+def _gradient(model: Model, z: Tensor, labels: Tensor) -> Tensor:
+    """The gradient of the cross-entropy of each image; 0 if the model does not depend on its input."""
+    with torch.enable_grad():
+        z = z.detach().requires_grad_()
+        logits = model(z)
+        if not logits.requires_grad:
+            return torch.zeros_like(z)
+        loss = F.cross_entropy(logits, labels, reduction="sum")
+        return torch.autograd.grad(loss, z, materialize_grads=True)[0]
+
+
+@torch.no_grad()
+def _judge(model: Model, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(whether the label is not the true one, the loss, the label). Scores that are NaN name no class, so are wrong."""
+    logits = model(x)
+    label = logits.argmax(1)
+    wrong = (label != labels) | logits.isnan().any(1)
+    return wrong, F.cross_entropy(logits, labels, reduction="none"), label
+
+
+def unit(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x/‖x‖ for each of a batch, whatever its scale; and whether there is one: not for 0, NaN and infinities."""
+    greatest = x.flatten(1).abs().amax(1)
+    usable = (greatest > 0) & torch.isfinite(greatest)
+    scaled = x / _over(torch.where(usable, greatest, torch.ones_like(greatest)), x)
+    length = scaled.flatten(1).norm(dim=1)
+    return scaled / _over(torch.where(usable, length, torch.ones_like(length)), x), usable
+
+
+def project(x: Tensor, z: Tensor, radius: Tensor) -> Tensor:
+    """z moved to the L2 ball around x of a radius for each image, then to [0, 1]; up to rounding."""
+    away = z - x
+    length = away.flatten(1).norm(dim=1)
+    shrink = torch.where(length > radius, radius / torch.where(length > 0, length, torch.ones_like(length)), 1.0)
+    return (x + _over(shrink, x) * away).clamp(0, 1)
+
+
+def pull_inside(x: Tensor, z: Tensor, radii: Sequence[Fraction]) -> Tensor:
+    """z pulled towards x, by as little as it takes, until it is within the radius in exact arithmetic."""
+    away, hair, z = z - x, torch.finfo(x.dtype).eps, z.clone()
+    while True:
+        squares = square_distances(x, z)
+        outside = [i for i, (square, r) in enumerate(zip(squares, radii, strict=True)) if square > r * r]
+        if not outside:
+            return z
+        z[outside] = (x[outside] + max(0.0, 1 - hair) * away[outside]).clamp(0, 1)
+        hair *= 4
+
+
+def square_distances(x: Tensor, z: Tensor) -> list[Fraction]:
+    """‖z - x‖² of each image, from above: the difference and its square round, and the sum (Note [error model])."""
+    away = (z.detach().double() - x.detach().double()).flatten(1)
+    terms = away.shape[1]
+    below, factor = terms * TINY, 1 / (1 - gamma(terms + 3))
+    moved = (away != 0).any(1).tolist()  # a computed difference is 0 only for equal numbers
+    return [(Fraction(s) + below) * factor * m for s, m in zip((away * away).sum(1).tolist(), moved, strict=True)]
+
+
+def _distances(squares: list[Fraction], radii: list[Fraction] | None = None) -> Tensor:
+    lengths = [sqrt_up(square) for square in squares]
+    if radii is not None:  # proved to be at most ε already
+        lengths = [min(length, r) for length, r in zip(lengths, radii, strict=True)]
+    return torch.tensor([up(length) for length in lengths], dtype=torch.float64)
+
+
+def _receive(model: Model, images: Tensor, labels: Tensor) -> Tensor:
+    """Images as the model takes them: floats of the dtype of its parameters; float64 if it has none, as a Frozen."""
+    if labels.shape != images.shape[:1] or labels.dtype != torch.int64:
+        raise ValueError(f"labels are int64, one an image, not {labels.dtype} of shape {tuple(labels.shape)}")
+    parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
+    dtype = next((p.dtype for p in parameters if p.is_floating_point()), torch.float64)
+    if images.dtype == torch.uint8:
+        return images.to(dtype) / torch.full((), 255, dtype=dtype, device=images.device)
+    if not images.is_floating_point() or not bool(((images >= 0) & (images <= 1)).all()):
+        raise ValueError("attacks are on pixels: uint8, or floats in [0, 1]")
+    return images.detach().to(dtype)
+
+
+def _radii(eps: Radius, count: int) -> list[Fraction]:
+    values = [Fraction(e) for e in eps.tolist()] if isinstance(eps, Tensor) else [Fraction(eps)] * count
+    if len(values) != count or any(v < 0 for v in values):
+        raise ValueError(f"a radius is at least 0, and one for all images or one for each of the {count}, not {eps}")
+    return values
+
+
+def _grid(pixels: int) -> list[Fraction]:
+    """Radii from 1/16 on, each half as large again, until one holds the box [0, 1]ᵈ."""
+    grid = [Fraction(1, 16)]
+    while grid[-1] ** 2 < pixels:
+        grid.append(grid[-1] * 3 / 2)
+    return grid
+
+
+def _over(value: Tensor, x: Tensor) -> Tensor:
+    """One value an image, to multiply images with."""
+    return value.reshape(-1, *[1] * (x.ndim - 1))
+
+
+@contextmanager
+def _evaluation(model: Model) -> Iterator[None]:
+    """The model in evaluation mode for a while, whatever mode each of its modules was in."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    modes = [m.training for m in modules]
+    for module in modules:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, training in zip(modules, modes, strict=True):
+            module.training = training

@@ -1,0 +1,18 @@
+"""Every known way to be unsound turns some test red: see tests/mutants.py, which also runs by itself."""
+
+import pytest
+
+from tests import mutants
+
+
+@pytest.mark.campaign
+def test_no_mutant_survives():
+    assert mutants.main([]) == 0
+
+
+def test_every_mutation_still_applies():
+    """The source moves on; a mutation that no longer finds its place tests nothing."""
+    source = mutants.ROOT / "src" / "lipflow"
+    for mutant in mutants.MUTANTS:
+        for edit in mutant.edits:
+            assert (source / edit.file).read_text().count(edit.old) == 1, f"{mutant.name}: {edit.old!r} in {edit.file}"

@@ -1,0 +1,322 @@
+"""Norm attack: weights made to fool a spectral norm, in stacks that would expand if one were taken for a bound.
+
+A Convex Potential Layer whose units are all in their linear regime is I - h·WᵀW. With h = 2/σ̂² and an estimate σ̂ below
+the true σ₁ it stretches the top singular vector by 2(σ₁/σ̂)² - 1 > 1; the same vector in every layer, and the stretch is
+to the power of the depth. Here everything is checked in rationals: no tolerance hides an expansion.
+"""
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from flint import fmpq, fmpq_mat
+from torch import Tensor, nn
+
+import lipflow
+from lipflow import blocks
+from lipflow.frozen.lower import step_size
+from lipflow.frozen.primitive import Descent, Flatten
+from lipflow.operators import Conv2d, Dense, LinearOperator, norm_bound, norm_estimate
+from lipflow.operators.norm import start_vector
+from tests.soundness import exact
+
+
+def _singular(rows: int, top: Tensor, values: Tensor, seed: int) -> Tensor:
+    """A matrix with singular values `values` and the right singular vectors of `top` first  # (rows, columns)."""
+    generator = torch.Generator().manual_seed(seed)
+    rest = torch.randn(top.shape[0], len(values) - top.shape[1], generator=generator, dtype=torch.float64)
+    right = torch.linalg.qr(torch.cat([top, rest], 1)).Q
+    left = torch.linalg.qr(torch.randn(rows, len(values), generator=generator, dtype=torch.float64)).Q
+    return left @ torch.diag(values) @ right.T
+
+
+def _hidden(shape: tuple[int, ...]) -> Tensor:
+    """A unit vector that power iteration's start vector does not see: orthogonal to it  # (entries, 1)."""
+    start = start_vector(shape, torch.zeros(1, dtype=torch.float64)).flatten()
+    other = torch.zeros_like(start)
+    other[0], other[1] = -start[1], start[0]
+    return (other / other.norm())[:, None]
+
+
+def _operator(weight: Tensor, shape: tuple[int, ...], **geometry) -> Dense | Conv2d:
+    return Dense(weight) if weight.ndim == 2 else Conv2d(weight, (shape[1], shape[2]), **geometry)
+
+
+def _frozen_layer(op: Dense | Conv2d, centre: Tensor, reach: float) -> Descent:
+    """The Convex Potential Layer that `freeze` makes of a weight, with a bias that keeps every unit on: for all inputs
+    within `reach` of a centre."""
+    geometry = {} if isinstance(op, Dense) else dict(padding=((op.rows.before,) * 2, (op.columns.before,) * 2))
+    rows = op.weight.shape[0]
+    make = lipflow.cpl_dense if isinstance(op, Dense) else lipflow.cpl_conv
+    kernel = () if isinstance(op, Dense) else (tuple(op.weight.shape[2:]),)
+    layer = make(op.in_shape[0], rows, *kernel, **geometry).double()
+    layer.field.weight.weight = nn.Parameter(op.weight)
+    p = lipflow.freeze(nn.Sequential(layer, nn.Flatten()), in_shape=op.in_shape).primitives[0]
+    assert isinstance(p, Descent)
+    return replace(p, bias=p.map.norm * reach - op(centre).reshape(rows, -1).amin(1) + 1)
+
+
+def _hidden_dense(seed: int) -> Tensor:
+    values = torch.tensor([1.1, *[1.0] * 4, 0.5], dtype=torch.float64)
+    return _singular(8, _hidden((6,)), values, seed)
+
+
+def _hidden_conv(seed: int) -> Tensor:
+    """A kernel as large as the image is a dense matrix: any singular vector can be hidden in it."""
+    values = torch.tensor([1.1, *[1.0] * 7], dtype=torch.float64)
+    return _singular(8, _hidden((2, 3, 3)), values, seed).reshape(8, 2, 3, 3)
+
+
+def _degenerate_dense(seed: int) -> Tensor:
+    """Singular values in 1, 1 - 1/4096, 1 - 2/4096, …: 100 iterations do not tell them apart."""
+    values = 1 - torch.arange(8, dtype=torch.float64) / 4096
+    values[1:] -= 1 / 128
+    top = torch.full((8, 1), 8**-0.5, dtype=torch.float64)
+    return _singular(8, top, values, seed)
+
+
+def _smooth_conv(seed: int) -> Tensor:
+    """A blur: its greatest singular values crowd together below the sum of the kernel."""
+    row = torch.tensor([1.0, 2.0, 1.0], dtype=torch.float64)
+    return (row[:, None] * row)[None, None] * 0.3
+
+
+def _edges_conv(seed: int) -> Tensor:
+    """The second difference: on a torus of an odd side its symbol misses the top, at ω = π."""
+    row = torch.tensor([-1.0, 2.0, -1.0], dtype=torch.float64)
+    return (row[:, None] * row)[None, None]
+
+
+STACKS = {
+    "hidden, dense": (_hidden_dense, (6,), {}),
+    "hidden, convolution": (_hidden_conv, (2, 3, 3), dict(padding=0)),
+    "degenerate, dense": (_degenerate_dense, (8,), {}),
+    "crowded, convolution": (_smooth_conv, (1, 7, 7), {}),
+    "odd torus, convolution": (_edges_conv, (1, 3, 3), {}),
+}
+
+
+@cache
+def _steps(name: str, depth: int) -> tuple[lipflow.Frozen, list[fmpq]]:
+    """A frozen stack, and the step sizes that 100 power iterations would have given it."""
+    make, shape, geometry = STACKS[name]
+    centre, reach = torch.full((1, *shape), 0.5, dtype=torch.float64), math.sqrt(math.prod(shape)) / 2
+    layers, steps = [], []
+    for seed in range(depth):
+        op = _operator(make(seed), shape, **geometry)
+        layers.append(_frozen_layer(op, centre, reach))
+        steps.append(exact.exact(2 / norm_estimate(op).item() ** 2))
+        centre = layers[-1](centre)
+    return lipflow.Frozen([*layers, Flatten()], shape), steps
+
+
+def _stretch(frozen: lipflow.Frozen, steps: list[fmpq], directions: list[Tensor]) -> float:
+    """The greatest ‖Jv‖/‖v‖ over some directions, exactly: J = Π(I - h·WᵀW). More than 1 is returned only if it is."""
+    layers = [exact.linear(p.map) for p in frozen.primitives if p.kind == "descent"]
+    worst = fmpq(0)
+    for direction in directions:
+        v = exact.rational(direction).reshape(frozen.in_shape)
+        image = v
+        for layer, h in zip(layers, steps, strict=True):
+            image = image - h * layer.adjoint(layer.apply(image))
+        worst = max(worst, exact.square(image) / exact.square(v))
+    rounded = math.sqrt(float(exact.fraction(worst)))
+    return max(rounded, math.nextafter(1.0, 2.0)) if worst > 1 else min(rounded, 1.0)
+
+
+def _directions(frozen: lipflow.Frozen, steps: list[fmpq]) -> list[Tensor]:
+    """The worst directions of the whole stack and of its layers, as far as float64 can tell, and a random one."""
+    matrices = [exact.linear(p.map).matrix() for p in frozen.primitives if p.kind == "descent"]
+    total = np.eye(matrices[0].shape[1])
+    for w, h in zip(matrices, steps, strict=True):
+        total = total - float(exact.fraction(h)) * (w.T @ (w @ total))
+    tops = [np.linalg.svd(m)[2][0] for m in (total, matrices[0], matrices[-1])]
+    return [torch.from_numpy(top.copy()) for top in tops] + [torch.randn(total.shape[0], dtype=torch.float64)]
+
+
+@pytest.mark.parametrize("depth", [20, 100])
+@pytest.mark.parametrize("name", STACKS)
+def test_frozen_stacks_never_expand(name, depth):
+    frozen, _ = _steps(name, depth)
+    assert frozen.lipschitz == 1.0
+    steps = [exact.exact(p.h) for p in frozen.primitives if p.kind == "descent"]
+    assert _stretch(frozen, steps, _directions(frozen, steps)) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"), [("hidden, dense", 1e3), ("hidden, convolution", 1e3), ("degenerate, dense", 1.3)]
+)
+def test_power_iteration_would_expand(name, factor):
+    """The attack bites: 20 layers with h from 100 power iterations stretch by so much."""
+    frozen, steps = _steps(name, 20)
+    stretch = _stretch(frozen, steps, _directions(frozen, steps))
+    print(f"{name}: 20 layers with h from 100 power iterations stretch by {stretch:.4g}")
+    assert stretch > factor
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_the_regime_is_linear(name):
+    """Every unit is on over the whole box, so that the Jacobian above is that of the network."""
+    frozen, _ = _steps(name, 100)
+    x = torch.rand(10, *frozen.in_shape, dtype=torch.float64).round(decimals=0)
+    for p in frozen.primitives[:-1]:
+        y = p.map(x)
+        assert float((y + p.bias.reshape(-1, *[1] * (y.ndim - 2))).min()) > 0
+        x = p(x)
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_no_direction_at_all_is_stretched(name):
+    """2I - h·WᵀW is positive semidefinite, by its exact LDLᵀ: not only for the directions tried."""
+    frozen, estimated = _steps(name, 1)
+    p = frozen.primitives[0]
+    assert _semidefinite(p.map, exact.exact(p.h))
+    if name != "odd torus, convolution":
+        assert not _semidefinite(p.map, estimated[0])
+
+
+def _semidefinite(w, h: fmpq) -> bool:
+    """Whether 2I - h·WᵀW has an LDLᵀ with positive D, in rationals."""
+    entries = exact.linear(w)
+    rows = np.full((len(entries.rows), math.prod(entries.in_shape)), exact.ZERO, dtype=object)
+    for i, row in enumerate(entries.rows):
+        for j, value in row:
+            rows[i, j] += value
+    n = rows.shape[1]
+    held = fmpq_mat(*rows.shape, list(rows.flatten()))
+    gram = held.transpose() * held
+    a = [[2 * (i == j) - h * gram[i, j] for j in range(n)] for i in range(n)]
+    for k in range(n):
+        if a[k][k] <= 0:
+            return False
+        for i in range(k + 1, n):
+            factor = a[i][k] / a[k][k]
+            a[i] = [a[i][j] - factor * a[k][j] for j in range(n)]
+    return True
+
+
+# The bound itself, on operators made to fool each shortcut that would be unsound
+
+
+def _norm(op: LinearOperator) -> float:
+    """The norm by a dense SVD."""
+    basis = torch.eye(math.prod(op.in_shape), dtype=torch.float64).reshape(-1, *op.in_shape)
+    return float(torch.linalg.matrix_norm(op(basis).flatten(1), 2))
+
+
+def _random(shape: tuple[int, ...], seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+GROUPS = torch.zeros(4, 1, 3, 3, dtype=torch.float64)
+GROUPS[:, 0, 1, 1] = torch.tensor([0.5, 0.25, 0.5, 0.125], dtype=torch.float64)
+
+TRAPS: dict[str, LinearOperator] = {
+    "second difference": Conv2d(_edges_conv(0), (3, 3)),
+    "second difference, one axis": Conv2d(_edges_conv(0)[:, :, 1:2], (1, 5), padding=(0, 1)),
+    "first difference": Conv2d(torch.tensor([[[[1.0, -1.0]]]], dtype=torch.float64), (1, 3), padding=(0, 1)),
+    "leading padding": Conv2d(_random((2, 2, 3, 3)), (2, 2), padding=((2, 0), (2, 0))),
+    "wide leading padding": Conv2d(_random((1, 1, 4, 1), 3), (2, 1), padding=((3, 0), (0, 0))),
+    "trailing padding": Conv2d(_random((2, 2, 3, 3), 1), (2, 2), padding=((0, 2), (0, 2))),
+    "groups below 1": Conv2d(GROUPS, (3, 3), groups=4),
+    "strided": Conv2d(_random((3, 2, 3, 3), 2), (5, 4), stride=2),
+    "dilated": Conv2d(_random((1, 1, 3, 3), 4), (3, 3), padding=2, dilation=2),
+    "circular, even": Conv2d(torch.ones(1, 1, 1, 2, dtype=torch.float64), (1, 4), (0, 1), "circular"),
+    "orthogonal": Dense(torch.eye(5, dtype=torch.float64)),
+    "hidden": Dense(_hidden_dense(0)),
+    "small": Dense(_hidden_dense(0) * 1e-170),
+    "large": Dense(_hidden_dense(0) * 1e170),
+}
+
+
+@pytest.mark.parametrize("name", TRAPS)
+def test_a_bound_is_never_below_the_norm(name):
+    op = TRAPS[name]
+    scale = float(op.weight.abs().max())
+    scaled = op.with_kernel(op.kernel / scale) if isinstance(op, Conv2d) else Dense(op.weight / scale)
+    assert norm_bound(op) / scale >= _norm(scaled) * (1 - 1e-14)
+
+
+@pytest.mark.parametrize("size", [2, 8, 16, 32, 64, 100, 200])
+def test_a_bound_is_no_fantasy_where_all_singular_values_are_equal(size):
+    """Orthogonal matrices: the Krylov space is used up at once, and what is left is rounding."""
+    orthogonal = torch.linalg.qr(_random((size, size))).Q
+    assert norm_bound(Dense(torch.eye(size, dtype=torch.float64))) < 1 + 1e-9
+    assert norm_bound(Dense(orthogonal)) < 1 + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_geometries(seed):
+    """Any padding, stride, dilation and groups on small images, where a wrong torus shows."""
+    g = np.random.default_rng(seed)
+    for _ in range(15):
+        groups, size = int(g.integers(1, 3)), tuple(int(v) for v in g.integers(1, 5, 2))
+        kernel = _random(
+            (groups * int(g.integers(1, 3)), 1, *(int(v) for v in g.integers(1, 5, 2))), int(g.integers(9**9))
+        )
+        padding = tuple((int(a), int(b)) for a, b in g.integers(0, 5, (2, 2)))
+        stride, dilation = (tuple(int(v) for v in g.integers(1, 4, 2)) for _ in range(2))
+        mode = ("zeros", "circular")[int(g.integers(2))]
+        try:
+            op = Conv2d(kernel, size, padding, mode, stride, dilation, groups)
+        except ValueError:
+            continue  # the kernel does not fit
+        assert norm_bound(op) >= _norm(op) * (1 - 1e-13), op
+
+
+def test_a_relaxed_step_is_paid_for():
+    """h·‖W‖² = 3 where every unit is on: the top singular vector is stretched by 2, and L says so."""
+    layer = lipflow.cpl_dense(6, 8, h=3 / 1.1**2).double()
+    layer.field.weight.weight = nn.Parameter(_hidden_dense(0))
+    layer.field.bias = nn.Parameter(torch.full((8,), 9.0, dtype=torch.float64))
+    frozen = lipflow.freeze(nn.Sequential(layer), in_shape=(6,))
+    x = torch.full((6,), 0.5, dtype=torch.float64)
+    y = x + 0.1 * _hidden((6,))[:, 0]
+    stretch = float((frozen(y[None]) - frozen(x[None])).norm() / (y - x).norm())
+    assert stretch == pytest.approx(2)
+    assert frozen.lipschitz >= stretch * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("norm", [1e-160, 0.1, 0.3, 1.0, 1.1, math.pi, 1e7, 1e150])
+def test_the_step_is_rounded_down(norm):
+    assert Fraction(step_size(norm)) * Fraction(norm) ** 2 <= 2
+
+
+def test_a_norm_follows_its_weights():
+    """Freezing again after a change bounds the new weights: no constant outlives the numbers it was made from."""
+    layer = nn.Linear(3, 3)
+    first = lipflow.freeze(nn.Sequential(layer), in_shape=(3,)).lipschitz
+    with torch.no_grad():
+        layer.weight.mul_(7)
+    second = lipflow.freeze(nn.Sequential(layer), in_shape=(3,))
+    assert second.lipschitz == pytest.approx(7 * first, rel=1e-5)
+    assert second.lipschitz >= float(torch.linalg.matrix_norm(layer.weight.detach().double(), 2)) * (1 - 1e-14)
+
+
+def test_pair_bounds_are_never_below_the_exact_ones():
+    """√2·L after a truncation, ‖wᵢ - wⱼ‖·L after a matrix: squared, in rationals."""
+    truncated = lipflow.freeze(nn.Sequential(blocks.Truncate(3)), in_shape=(5,))
+    assert Fraction(truncated.pair_bounds[0, 1].item()) ** 2 >= 2
+    torch.manual_seed(0)
+    frozen = lipflow.freeze(nn.Sequential(nn.Linear(4, 4), blocks.LastLayerNormalization(4, 3)), in_shape=(4,))
+    rows = exact.rational(frozen.primitives[-1].map.weight)
+    before = Fraction(frozen.primitives[0].lipschitz)
+    for i in range(3):
+        for j in range(3):
+            if i != j:
+                apart = exact.fraction(exact.square(rows[i] - rows[j]))
+                assert Fraction(frozen.pair_bounds[i, j].item()) ** 2 >= apart * before**2
+
+
+@pytest.mark.parametrize("std", [0.25, [0.1, 0.5]])
+def test_a_standard_deviation_counts(std):
+    """Dividing by std stretches by 1/min(std), and the certificate must say so."""
+    frozen = lipflow.freeze(nn.Sequential(blocks.Center([0.3, 0.4], std), nn.Flatten()), in_shape=(2, 1, 1))
+    x = torch.tensor([[0.5, 0.5], [0.25, 0.5]], dtype=torch.float64).reshape(2, 2, 1, 1)
+    stretch = float((frozen(x)[0] - frozen(x)[1]).norm() / (x[0] - x[1]).norm())
+    assert stretch > 3
+    assert frozen.lipschitz >= stretch * (1 - 1e-15)

@@ -1,0 +1,222 @@
+"""Rounding attack: two points a few ulps apart, on both sides of a decision boundary as the program computes it.
+
+There the margin is rounding noise. A certificate that leaves no room for it says "nothing closer than R", and a
+neighbour closer than that has another label (Jin, Ohrimenko and Rubinstein 2022). A violation is two points with
+different labels whose exact distance, in rationals, is below the radius of one of them.
+"""
+
+import copy
+from collections.abc import Callable
+from fractions import Fraction
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lipflow
+from lipflow.certificate import from_logits
+from lipflow.rounding import sqrt_down
+
+Subject = Callable[[Tensor], tuple[Tensor, Tensor]]  # images to labels and radii
+BISECTIONS, AWAY = 60, [2.0**-k for k in (52, 46, 40, 36, 33, 30, 26, 20, 14, 8)]
+
+
+class Outcome(NamedTuple):
+    """How many pairs were searched, how many had a violation, certified points seen, and the least distance/radius."""
+
+    pairs: int
+    violations: int
+    certified: int
+    tightest: float
+
+
+def attack(subject: Subject, x: Tensor, pairs: int, neighbours: int, seed: int = 0) -> Outcome:
+    """Search around `pairs` boundary points between images; x in the dtype that the subject is handed."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = subject(x)[0]
+    chosen = torch.randint(len(x), (20 * pairs, 2), generator=generator)
+    chosen = chosen[labels[chosen[:, 0]] != labels[chosen[:, 1]]][:pairs]
+    assert len(chosen) == pairs
+    violations = certified = 0
+    tightest = float("inf")
+    for low, high in zip(*_boundary(subject, x[chosen[:, 0]], x[chosen[:, 1]]), strict=True):
+        near = [_neighbour(end, generator) for end in (low, high) for _ in range(neighbours)]
+        far = [(end + t * (end - other)).clamp(0, 1) for end, other in _outward(low, high, x, generator) for t in AWAY]
+        points = torch.stack([low, high, *near, *far])
+        said = [subject(point[None]) for point in points]  # each by itself, as a user would ask
+        label, radius = torch.cat([s[0] for s in said]), torch.cat([s[1] for s in said])
+        certified += int((radius > 0).sum())
+        ratio = _least_ratio(points, label, radius)
+        tightest, violations = min(tightest, float(ratio)), violations + (ratio < 1)
+    return Outcome(pairs, violations, certified, tightest)
+
+
+def _boundary(subject: Subject, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Points of the segments from a to b that are next to each other and have different labels."""
+    first = subject(a)[0]
+    low, high = torch.zeros(len(a), dtype=torch.float64), torch.ones(len(a), dtype=torch.float64)
+
+    def at(t: Tensor) -> Tensor:
+        return (a.double() + t[:, None, None, None] * (b.double() - a.double())).to(a.dtype).clamp(0, 1)
+
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        same = subject(at(middle))[0] == first
+        low, high = torch.where(same, middle, low), torch.where(same, high, middle)
+    return at(low), at(high)
+
+
+def _neighbour(point: Tensor, generator: torch.Generator) -> Tensor:
+    """The point with one of its pixels (or two, or three) an ulp (or two) up or down: most flips need the least."""
+    moved = point.flatten().clone()
+    inner = ((moved > 0.05) & (moved < 0.95)).nonzero().flatten()
+    few = torch.rand((), generator=generator) < 0.8
+    count, ulps = (1, 1) if few else torch.randint(1, 4, (2,), generator=generator).tolist()
+    for index in inner[torch.randperm(len(inner), generator=generator)[:count]].tolist():
+        towards = torch.randint(2, (), generator=generator).to(moved.dtype)
+        for _ in range(ulps):
+            moved[index] = torch.nextafter(moved[index], towards)
+    return moved.reshape(point.shape)
+
+
+def _outward(low: Tensor, high: Tensor, x: Tensor, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
+    """From both ends away from some images: where margins grow past the slack, and radii become positive."""
+    first, second = x[torch.randint(len(x), (2,), generator=generator)]
+    return [(low, first), (high, second)]
+
+
+def _least_ratio(points: Tensor, label: Tensor, radius: Tensor) -> Fraction | float:
+    """The least distance/radius over pairs with different labels; what is below 1 is computed again in rationals."""
+    flat = points.double().flatten(1)
+    apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist")
+    ratio = apart / torch.maximum(radius[:, None], radius[None]).clamp_min(1e-320)
+    ratio = torch.where((label[:, None] != label[None]), ratio, torch.inf)
+    i, j = divmod(int(ratio.argmin()), len(points))
+    if float(ratio[i, j]) > 1 + 1e-6:
+        return float(ratio[i, j])
+    square = sum((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(flat[i].tolist(), flat[j].tolist(), strict=True))
+    bound = Fraction(float(torch.maximum(radius[i], radius[j]))) ** 2
+    return min(float(ratio[i, j]), 1 - 1e-12) if square < bound else max(float(ratio[i, j]), 1.0)
+
+
+def certified(trained) -> Subject:
+    def subject(x: Tensor) -> tuple[Tensor, Tensor]:
+        certificates = lipflow.certify(trained.frozen, x)
+        return certificates.label, certificates.radius
+
+    return subject
+
+
+def without_slack(trained) -> Subject:
+    """The same network in float64, with E taken for 0."""
+
+    def subject(x: Tensor) -> tuple[Tensor, Tensor]:
+        certificates = from_logits(trained.frozen(x), trained.frozen.pair_bounds, 0.0)
+        return certificates.label, certificates.radius
+
+    return subject
+
+
+def single_precision(trained) -> Subject:
+    """The same network in float32, with the certified step sizes, and the paper's margin/√2."""
+    live = copy.deepcopy(trained.live).eval()
+    flows = [m for m in live.modules() if isinstance(m, lipflow.Flow)]
+    steps = [p.h for p in trained.frozen.primitives if p.kind == "descent"]
+    for flow, h in zip(flows, steps, strict=True):
+        flow.step = lipflow.ExplicitEuler(h)
+
+    @torch.no_grad()
+    def subject(x: Tensor) -> tuple[Tensor, Tensor]:
+        logits = live(x)
+        best = logits.topk(2).values
+        return logits.argmax(1), ((best[:, 0] - best[:, 1]) / 2**0.5).double()
+
+    return subject
+
+
+def test_no_violation(trained):
+    outcome = attack(certified(trained), trained.x, pairs=25, neighbours=12)
+    print(outcome)
+    assert outcome.violations == 0
+    assert outcome.certified > 100, "no point that was searched claims anything"
+
+
+def test_the_attack_breaks_float32_without_slack(trained):
+    outcome = attack(single_precision(trained), trained.x.float(), pairs=15, neighbours=16)
+    print(outcome)
+    assert outcome.violations >= 3
+
+
+def test_the_attack_breaks_float64_without_slack(trained):
+    outcome = attack(without_slack(trained), trained.x, pairs=15, neighbours=16)
+    print(outcome)
+    assert outcome.violations >= 3
+
+
+# A network whose Lipschitz constants are attained: the nearest flip is at the radius itself, and only the slack is left
+
+
+def _tight(seed: int) -> lipflow.Frozen:
+    """Rotations and reflections of 3 pixels: every pair bound is attained, everywhere."""
+    torch.manual_seed(seed)
+    layers = [nn.Linear(3, 3).double() for _ in range(3)]
+    for layer in layers:
+        layer.weight = nn.Parameter(torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64)).Q)
+    return lipflow.freeze(nn.Sequential(*layers), in_shape=(3,))
+
+
+def _slope(frozen: lipflow.Frozen, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The margin at x, and the unit vector along which it grows."""
+    point = x.clone().requires_grad_()
+    best = frozen(point[None])[0].topk(2).values
+    (slope,) = torch.autograd.grad(best[0] - best[1], point)
+    return (best[0] - best[1]).detach(), slope / slope.norm()
+
+
+def _overtaken(frozen: lipflow.Frozen, rounding: float, images: int) -> tuple[int, float]:
+    """(violations, the least distance - R) right where the nearest flip must be, to the ulp.
+
+    The images lie close to a boundary: constants are rounded up by a part of 2⁻³², which further out is more than E.
+    """
+    generator = torch.Generator().manual_seed(0)
+    violations, tightest = 0, float("inf")
+    for x in torch.rand(images, 3, generator=generator, dtype=torch.float64) / 2 + 0.25:
+        margin, slope = _slope(frozen, x)
+        x = x - (margin / 2**0.5 - 1e-9 * torch.rand((), generator=generator)) * slope
+        row = from_logits(frozen(x[None]), frozen.pair_bounds, rounding)
+        label, radius, slope = int(row.label), float(row.radius), _slope(frozen, x)[1]
+        for k in [*range(-20, 20), *range(20, 300, 7)]:
+            other = x - (radius + k * 2.0**-53) * slope
+            if float(other.min()) < 0 or float(other.max()) > 1 or int(frozen(other[None]).argmax()) == label:
+                continue
+            square = sum((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(x.tolist(), other.tolist(), strict=True))
+            violations += square < Fraction(radius) ** 2
+            tightest = min(tightest, float(sqrt_down(square) - Fraction(radius)))
+    return violations, tightest
+
+
+def test_not_even_where_the_constants_are_attained():
+    frozen = _tight(0)
+    sound, tightest = _overtaken(frozen, frozen.rounding, images=80)
+    unsound, _ = _overtaken(frozen, 0.0, images=80)
+    print(f"distance - R ≥ {tightest:.3g}, E = {frozen.rounding:.3g}; without slack {unsound} violations")
+    assert sound == 0
+    assert unsound > 5
+
+
+@pytest.mark.campaign
+def test_no_violation_in_a_thousand_pairs(trained):
+    outcome = attack(certified(trained), trained.x, pairs=1200, neighbours=40, seed=1)
+    print(outcome)
+    assert outcome.violations == 0
+    assert outcome.certified > 5000
+
+
+@pytest.mark.campaign
+def test_the_attack_at_length_breaks_what_has_no_slack(trained):
+    single = attack(single_precision(trained), trained.x.float(), pairs=200, neighbours=40, seed=1)
+    double = attack(without_slack(trained), trained.x, pairs=200, neighbours=40, seed=1)
+    print("float32:", single, "float64:", double)
+    assert single.violations > 50
+    assert double.violations > 50

@@ -1,0 +1,315 @@
+"""The attack: really L2, really inside of its ball, the same however it is batched, and strong enough to matter."""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import lipflow
+from lipflow.attack import PGD, nearest, pgd, project, pull_inside, square_distances, unit
+
+
+def _exact(x: Tensor, z: Tensor) -> list[Fraction]:
+    """‖z - x‖² of each image, in rationals."""
+    pairs = zip(x.flatten(1).tolist(), z.flatten(1).tolist(), strict=True)
+    return [sum(((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(*pair, strict=True)), Fraction(0)) for pair in pairs]
+
+
+def _inside(x: Tensor) -> bool:
+    return bool(((x >= 0) & (x <= 1)).all())
+
+
+def _half_space(direction: list[float], offset: float = 0.0) -> nn.Module:
+    """Two classes: the second where direction·x > offset."""
+    layer = nn.Linear(len(direction), 2).double()
+    with torch.no_grad():
+        layer.weight[:] = torch.tensor([[0.0] * len(direction), direction])
+        layer.bias[:] = torch.tensor([0.0, -offset])
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+def _undefended(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 4))
+
+
+def _images(count: int, seed: int = 0) -> Tensor:
+    return torch.rand(count, 1, 4, 4, generator=torch.Generator().manual_seed(seed))
+
+
+# The ball
+
+
+def test_projection_is_l2_and_not_a_box():
+    """An anisotropic step: L2 shortens all of it by one factor, where a box would cut its long side alone."""
+    x = torch.full((2, 1, 1, 2), 0.5, dtype=torch.float64)
+    step = torch.tensor([[0.3, 0.04], [0.003, 0.004]], dtype=torch.float64).reshape(x.shape)
+    away = project(x, x + step, torch.tensor([0.1, 0.1], dtype=torch.float64)) - x
+    length = math.hypot(0.3, 0.04)
+    torch.testing.assert_close(away[0].flatten(), torch.tensor([0.03, 0.004], dtype=torch.float64) / length)
+    torch.testing.assert_close(away[1].flatten(), step[1].flatten(), rtol=1e-12, atol=1e-15)
+
+
+def test_each_image_has_its_own_ball():
+    x = torch.zeros(3, 1, 2, 2, dtype=torch.float64)
+    z = torch.ones_like(x)
+    radius = torch.tensor([0.5, 1.0, 3.0], dtype=torch.float64)
+    assert project(x, z, radius).flatten(1).norm(dim=1).tolist() == pytest.approx([0.5, 1.0, 2.0])
+
+
+def test_pixels_stay_in_the_box():
+    x = torch.tensor([0.0, 1.0], dtype=torch.float64).reshape(1, 1, 1, 2)
+    assert _inside(project(x, x + 5, torch.tensor([9.0], dtype=torch.float64)))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6), st.sampled_from([torch.float32, torch.float64]), st.floats(1e-6, 3))
+def test_what_is_pulled_inside_is_inside_exactly(seed, dtype, radius):
+    """Whatever projection left over, the exact distance is at most ε; and hardly anything is lost."""
+    generator = torch.Generator().manual_seed(seed)
+    x, z = torch.rand(2, 3, 1, 4, 4, generator=generator, dtype=torch.float64).to(dtype)
+    z = project(x, z, torch.full((3,), radius, dtype=dtype))
+    eps = Fraction(radius)
+    pulled = pull_inside(x, z, [eps] * 3)
+    assert _inside(pulled)
+    assert all(square <= eps**2 for square in _exact(x, pulled))
+    lost = (pulled - z).double().flatten(1).norm(dim=1)
+    assert float(lost.max()) <= 1e4 * torch.finfo(dtype).eps
+
+
+def test_projection_alone_does_leave_the_ball():
+    """Why it has to be pulled: some projected images are outside, in exact arithmetic."""
+    x, z = torch.rand(2, 100, 1, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    z = project(x, z, torch.full((100,), 0.1, dtype=torch.float64))
+    assert any(square > Fraction(0.1) ** 2 for square in _exact(x, z))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-9, 1e-170, 5e-324])
+def test_distances_are_from_above(scale):
+    x = torch.zeros(2, 1, 2, 2, dtype=torch.float64)
+    z = scale * torch.tensor([[1, 0, 3, 1], [0, 0, 0, 0]], dtype=torch.float64).reshape(x.shape)
+    above, true = square_distances(x, z), _exact(x, z)
+    assert above[0] >= true[0] > 0
+    assert above[1] == true[1] == 0
+    if scale > 1e-100:
+        assert above[0] <= true[0] * (1 + Fraction(1, 10**14))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("radius", [Fraction(36, 255), Fraction(1, 10**7), Fraction(0), Fraction(9)])
+def test_an_attack_stays_in_its_ball(dtype, radius):
+    model, x = _undefended().to(dtype), _images(20).to(dtype)
+    labels = model(x).argmax(1)
+    found = pgd(model, x, labels, [radius], PGD(restarts=2))
+    assert _inside(found.images)
+    squares = _exact(x, found.images[:, 0])
+    assert all(square <= radius**2 for square in squares)
+    assert all(Fraction(d) ** 2 >= s for d, s in zip(found.distance[:, 0].tolist(), squares, strict=True))
+    assert torch.equal(model(found.images[:, 0]).argmax(1), found.label[:, 0])
+    assert torch.equal(found.success[:, 0], found.label[:, 0] != labels)
+
+
+def test_no_success_outside_of_the_ball():
+    """The boundary is at a distance of exactly 1/4: at ε = 1/4 nothing may be found, just above it something is."""
+    model = _half_space([1.0, 0.0], offset=0.5)
+    x, labels = torch.tensor([[0.25, 0.5]]).reshape(1, 1, 1, 2).double(), torch.tensor([0])
+    found = pgd(model, x, labels, ["1/4", Fraction(1, 4) + Fraction(1, 10**6)], PGD(steps=40, restarts=5))
+    assert found.success.tolist() == [[False, True]]
+
+
+# Gradients
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-300, 1e300])
+def test_unit_vectors_at_any_scale(scale):
+    direction, usable = unit(scale * torch.tensor([[3.0, 4.0]], dtype=torch.float64))
+    torch.testing.assert_close(direction, torch.tensor([[0.6, 0.8]], dtype=torch.float64))
+    assert bool(usable)
+
+
+@pytest.mark.parametrize("bad", [0.0, math.nan, math.inf])
+def test_no_unit_vector(bad):
+    assert not bool(unit(torch.full((1, 3), bad))[1])
+
+
+class _Broken(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, value):
+        ctx.value = value
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return torch.full_like(grads[0], ctx.value), None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0])
+def test_gradients_that_say_nothing(value):
+    """The attack then walks at random, and still finds what is easy to find; inside of the ball as ever."""
+    model = _half_space([1.0, 1.0, 1.0, 1.0], offset=2.0)
+    x = torch.full((30, 1, 2, 2), 0.499, dtype=torch.float64)
+    found = pgd(lambda z: model(_Broken.apply(z, value)), x, torch.zeros(30, dtype=torch.int64), ["1/4"])
+    assert bool(torch.isfinite(found.images).all())
+    assert all(square <= Fraction(1, 16) for square in _exact(x, found.images[:, 0]))
+    assert int(found.success.sum()) > 5
+
+
+def test_a_model_that_does_not_depend_on_its_input():
+    constant = torch.tensor([[1.0, 0.0]])
+    found = pgd(lambda z: constant.expand(len(z), 2), _images(3), torch.zeros(3, dtype=torch.int64), [1])
+    assert not bool(found.success.any())
+
+
+def test_scores_that_are_nan_are_no_answer():
+    found = pgd(lambda z: z.flatten(1)[:, :2] * math.nan, _images(3), torch.zeros(3, dtype=torch.int64), [1])
+    assert bool(found.success.all())
+
+
+# Strength
+
+
+def test_an_undefended_network_breaks():
+    model, x = _undefended(), _images(60)
+    found = pgd(model, x, model(x).argmax(1), [Fraction(1, 2)])
+    assert float(found.success.double().mean()) > 0.8
+
+
+def test_on_a_half_space_it_goes_straight():
+    """The nearest point of the other class is at a known distance; 10 steps of ε/5 reach it."""
+    model = _half_space([3.0, 4.0], offset=3.5)
+    x, labels = torch.full((20, 1, 1, 2), 0.4, dtype=torch.float64), torch.zeros(20, dtype=torch.int64)
+    true = (3.5 - 7 * 0.4) / 5
+    assert not bool(pgd(model, x, labels, [true * (1 - 1e-9)]).success.any())
+    assert bool(pgd(model, x, labels, [true * 1.05], PGD(restarts=5)).success.all())
+
+
+def test_several_radii_are_monotone():
+    model, x = _undefended(), _images(50)
+    found = pgd(model, x, model(x).argmax(1), ["1/20", "1/10", "1/5", "2/5"])
+    rates = found.success.double().mean(0).tolist()
+    assert bool((found.success[:, 1:] >= found.success[:, :-1]).all())
+    assert 0 < rates[0] < rates[-1]
+    alone = pgd(model, x, model(x).argmax(1), ["1/20"])
+    assert torch.equal(alone.success[:, 0], found.success[:, 0])
+
+
+def test_more_restarts_find_no_less():
+    model, x = _undefended(), _images(50)
+    labels = model(x).argmax(1)
+    once, often = (pgd(model, x, labels, ["1/20"], PGD(steps=1, restarts=r)).success for r in (1, 8))
+    assert bool((often >= once).all())
+    assert int(often.sum()) > int(once.sum())
+
+
+def test_what_is_wrong_to_begin_with():
+    model, x = _undefended(), _images(5)
+    found = pgd(model, x, (model(x).argmax(1) + 1) % 4, [0])
+    assert bool(found.success.all())
+    assert found.distance.tolist() == [[0.0]] * 5
+    assert torch.equal(found.images[:, 0], x)
+
+
+# The same whatever the batches
+
+
+@pytest.mark.parametrize("model", [_undefended(), lipflow.freeze(lipflow.build("cpl-digits", in_shape=(1, 4, 4)))])
+def test_batches_do_not_matter(model):
+    x = _images(23)
+    labels = model(x.to(next((p.dtype for p in model.parameters()), torch.float64))).argmax(1)
+    whole = pgd(model, x, labels, ["1/10"], PGD(restarts=2))
+    by_three = pgd(model, x, labels, ["1/10"], PGD(restarts=2, batch=3))
+    part = pgd(model, x[10:], labels[10:], ["1/10"], PGD(restarts=2), indices=torch.arange(10, 23))
+    for other, rows in ((by_three, slice(None)), (part, slice(10, None))):
+        assert torch.equal(whole.success[rows], other.success)
+        torch.testing.assert_close(whole.images[rows], other.images, rtol=0, atol=1e-4)
+    assert not torch.equal(whole.images, pgd(model, x, labels, ["1/10"], PGD(restarts=2, seed=1)).images)
+
+
+def test_the_network_is_left_as_it_was():
+    network = lipflow.build("cpl-digits").train()
+    network.stages.head.eval()
+    before = {k: v.clone() for k, v in network.state_dict().items()}
+    x = torch.rand(3, 1, 8, 8)
+    pgd(network, x, torch.zeros(3, dtype=torch.int64), ["1/10"])
+    assert network.training
+    assert not network.stages.head.training
+    assert all(torch.equal(before[k], v) for k, v in network.state_dict().items())
+    assert all(p.grad is None for p in network.parameters())
+
+
+def test_bytes_are_255ths():
+    model, pixels = _undefended(), (_images(4) * 255).to(torch.uint8)
+    labels = model(pixels / 255).argmax(1)
+    assert torch.equal(pgd(model, pixels, labels, [0]).images[:, 0], pixels.float() / 255)
+
+
+# The nearest
+
+
+def test_the_nearest_of_a_half_space():
+    model = _half_space([3.0, 4.0], offset=3.5)
+    x, labels = torch.full((4, 1, 1, 2), 0.4, dtype=torch.float64), torch.zeros(4, dtype=torch.int64)
+    found = nearest(model, x, labels, attack=PGD(restarts=3))
+    true = (3.5 - 7 * 0.4) / 5
+    assert bool(found.found.all())
+    assert bool((found.label == 1).all())
+    assert bool((found.distance >= true).all())
+    assert bool((found.distance <= 1.2 * true).all())
+    assert _inside(found.images)
+    assert torch.equal(model(found.images).argmax(1), found.label)
+    assert all(Fraction(d) ** 2 >= s for d, s in zip(found.distance.tolist(), _exact(x, found.images), strict=True))
+
+
+def test_the_nearest_is_never_inside_of_the_certified_radius():
+    torch.manual_seed(0)
+    frozen = lipflow.freeze(lipflow.build("cpl-digits", classes=3, in_shape=(1, 4, 4)))
+    x = _images(10).double()
+    certificates = lipflow.certify(frozen, x)
+    found = nearest(frozen, x, certificates.label)
+    assert bool((found.distance[found.found] >= certificates.radius[found.found]).all())
+
+
+def test_where_nothing_is_near():
+    constant = torch.tensor([[1.0, 0.0]])
+    x = _images(3).double()
+    found = nearest(lambda z: constant.expand(len(z), 2), x, torch.zeros(3, dtype=torch.int64))
+    assert not bool(found.found.any())
+    assert torch.equal(found.images, x)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (dict(epsilons=[]), "at least one ε"),
+        (dict(epsilons=["1/2", "1/4"]), "increasing"),
+        (dict(epsilons=[-1]), "at least 0"),
+        (dict(epsilons=[torch.ones(2)]), "one for each of the 3"),
+        (dict(images=torch.full((3, 1, 4, 4), 2.0)), r"floats in \[0, 1\]"),
+        (dict(images=torch.full((3, 1, 4, 4), math.nan)), r"floats in \[0, 1\]"),
+        (dict(labels=torch.zeros(2, dtype=torch.int64)), "one an image"),
+        (dict(labels=torch.zeros(3)), "int64"),
+    ],
+)
+def test_refusals(change, words):
+    arguments = dict(images=_images(3), labels=torch.zeros(3, dtype=torch.int64), epsilons=[1]) | change
+    with pytest.raises(ValueError, match=words):
+        pgd(_undefended(), **arguments)
+
+
+@pytest.mark.parametrize("bad", [dict(steps=-1), dict(restarts=0), dict(stride=0.0), dict(batch=0)])
+def test_attacks_that_are_none(bad):
+    with pytest.raises(ValueError, match="an attack takes"):
+        PGD(**bad)
+
+
+def test_no_images():
+    found = pgd(_undefended(), _images(0), torch.zeros(0, dtype=torch.int64), ["1/10", "1/5"])
+    assert found.success.shape == (0, 2)
+    assert found.images.shape == (0, 2, 1, 4, 4)
