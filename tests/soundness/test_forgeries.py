@@ -220,7 +220,7 @@ BEHIND = {
 }
 
 
-# Writing through .data or NumPy moves no version counter: docs/soundness.md trusts that nobody does (What is trusted, 5).
+# Writing through .data or NumPy moves no version counter; docs/soundness.md trusts that nobody does.
 unnoticed = pytest.mark.xfail(strict=True, reason="no version counter moves")
 
 
