@@ -49,6 +49,11 @@ COMMANDS: dict[str, Command] = {
         "lipflow.commands.verify:Check",
         "lipflow.commands.verify:check",
     ),
+    "attack": Command(
+        "attack the certified network with L2-PGD",
+        "lipflow.commands.attack:Attack",
+        "lipflow.commands.attack:attack",
+    ),
     "data": Command("fetch a dataset and show what is in it", "lipflow.cli:Data", "lipflow.cli:data"),
     "models": Command("list the networks, their parameters and layers", "lipflow.cli:Models", "lipflow.cli:models"),
     "demo": Command("see it work on handwritten digits, offline", "lipflow.cli:Demo", "lipflow.cli:demo"),
@@ -235,6 +240,7 @@ def demo_commands(out: Path) -> list[list[str]]:
         ["train", "--model", "cpl-digits", "--data", "digits", "--out", str(out)],
         ["certify", str(out)],
         ["check", str(out)],
+        ["attack", str(out)],
     ]
 
 
