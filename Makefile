@@ -14,6 +14,9 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # One thread a worker: the workers share the cores, and threads on top of them only fight.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
+# The attack libraries are installed, so no test of them may be skipped.
+INSIST := LIPFLOW_CLIENTS=1
+
 .DEFAULT_GOAL := help
 .PHONY: help venv test lint format demo campaign bench docs clean
 
@@ -25,12 +28,13 @@ venv: $(STAMP)  ## Create .venv and install lipflow with its tools (repeated whe
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { echo "==> creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "==> installing lipflow and its tools into $(VENV) (a minute or two the first time)"
-	@$(PIP) install -qq -c constraints.txt -e '.[dev]'
+	@$(PIP) install -qq -c constraints.txt -e '.[dev,attack]'
+	@$(PIP) install -qq -c constraints.txt --no-deps torchattacks  # it would bring torchvision, and never imports it
 	@touch $@
 
 test: lint  ## Everything that must hold before a commit: lint, types and tests
 	@echo "==> pytest"
-	@$(ONE_THREAD) $(BIN)/pytest -n $(WORKERS)
+	@$(ONE_THREAD) $(INSIST) $(BIN)/pytest -n $(WORKERS)
 
 lint: venv  ## Check style, format and types
 	@echo "==> ruff check"
@@ -50,7 +54,7 @@ demo: venv  ## See it work: a small network, its certificates and a page to read
 
 campaign: venv  ## The long randomised searches and training runs (may take hours)
 	@echo "==> pytest -m campaign"
-	@$(BIN)/pytest -m campaign
+	@$(ONE_THREAD) $(INSIST) $(BIN)/pytest -s -m campaign
 
 bench: venv  ## Run every benchmark, one after another
 	@for file in benchmarks/*.py; do \

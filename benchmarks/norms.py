@@ -1,6 +1,6 @@
 """What does a certified norm cost, and how tight is it?
 
-The claim: `norm_bound` is above the norm by less than 2e-3 of it, where 100 power iterations (what the paper's code
+The claim: `norm_bound` is above the norm by less than 1e-3 of it, where 100 power iterations (what the paper's code
 certifies with) are below it; it bounds all norms of cpl-s in under 30 s and of cpl-xl in under 5 minutes on two cores.
 
     python benchmarks/norms.py          # about a minute

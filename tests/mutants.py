@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 SOUNDNESS, FROZEN = "tests/soundness", "tests/frozen/test_network.py"
+CLAIMS = f"{SOUNDNESS}/test_norm_claims.py"
+BY_TORUS = ["tests/operators/test_norm.py", "-k", "never_below and torus"]
 
 
 class Edit(NamedTuple):
@@ -36,7 +38,7 @@ class Mutant(NamedTuple):
     tests: list[str]
 
 
-NORM, NETWORK, PRIMITIVE = "operators/norm.py", "frozen/network.py", "frozen/primitive.py"
+NORM, STRIP, NETWORK, PRIMITIVE = "operators/norm.py", "operators/strip.py", "frozen/network.py", "frozen/primitive.py"
 TORUS = "least = max(axis.size + axis.before, (axis.outputs - 1) * axis.stride - axis.before + axis.extent)"
 
 MUTANTS = [
@@ -60,17 +62,17 @@ MUTANTS = [
                 "if True:\n        return [(axis.size, 0)]",
             )
         ],
-        [f"{SOUNDNESS}/test_norm_attack.py"],
+        BY_TORUS,
     ),
     Mutant(
         "a torus of side n, twisted or not, whichever is less",
         [Edit(NORM, TORUS, "least = axis.size")],
-        [f"{SOUNDNESS}/test_norm_attack.py"],
+        BY_TORUS,
     ),
     Mutant(
         "the sign of the padding",
         [Edit(NORM, TORUS, TORUS.replace("axis.size + axis.before", "axis.size - axis.before"))],
-        [f"{SOUNDNESS}/test_norm_attack.py"],
+        BY_TORUS,
     ),
     Mutant(
         "the product over groups",
@@ -78,12 +80,43 @@ MUTANTS = [
             Edit(
                 NORM,
                 "greatest = max(gram_bound(b) for b in blocks(torus))",
-                "sides, twist = zip(*torus)\n"
-                "    greatest = math.prod(max(gram_bound(b) for b in _symbols(g, dilation, sides, strides, twist)) "
-                "for g in groups)",
+                "parts = ((g, (op.rows.dilation, op.columns.dilation), torus, strides) for g in groups)\n"
+                "    greatest = math.prod(max(gram_bound(b) for b in symbols(*part)) for part in parts)",
             )
         ],
-        [f"{SOUNDNESS}/test_norm_attack.py", "-k", "bound or geometries"],
+        BY_TORUS,
+    ),
+    Mutant(
+        "strips so thin that those two apart share inputs",
+        [Edit(STRIP, "thickness = max(1, -(-axis.extent // axis.stride) - 1)", "thickness = 1")],
+        ["tests/operators/test_norm.py", "-k", "never_below and exact"],
+    ),
+    Mutant(
+        "what neighbouring strips share forgotten",
+        [
+            Edit(
+                STRIP,
+                "torch.stack(below, 1)[:, kind[1:]],",
+                "0 * torch.stack(below, 1)[:, kind[1:]],",
+            )
+        ],
+        ["tests/operators/test_norm.py", "-k", "never_below and strips"],
+    ),
+    Mutant(
+        "a checker that forgets what neighbouring strips share",
+        [
+            Edit(
+                "check.py",
+                "np.stack(below)[None, kind[1:]],",
+                "0 * np.stack(below)[None, kind[1:]],",
+            )
+        ],
+        [CLAIMS, "-k", "low or below"],
+    ),
+    Mutant(
+        "a checker that takes any torus",
+        [Edit("check.py", "isinstance(side, int) and side >= least and side % s == 0,", "True,")],
+        [CLAIMS, "-k", "low or no_proof"],
     ),
     Mutant(
         "a stale cache: a norm kept from before a change of weights",
@@ -223,7 +256,7 @@ MUTANTS = [
     ),
     Mutant(
         "tensors changed in place unnoticed",
-        [Edit(NETWORK, 'if self._version_count() != self.__dict__["_versions"]:', "if False:")],
+        [Edit(NETWORK, 'if self._bits() != self.__dict__["_fingerprint"]:', "if False:")],
         [f"{SOUNDNESS}/test_refusals.py", "-k", "place"],
     ),
 ]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import lipflow
-from lipflow import Assume, Bound, Domain, Lipschitz, lipschitz_bound
+from lipflow import Assume, Bound, Domain, Lipschitz, bound, lipschitz_bound
 from lipflow.bound import Nonexpansive, fold, fold_origin
 
 LAWS = settings(max_examples=200, deadline=None, derandomize=True)
@@ -155,6 +155,16 @@ def test_reach_grows_by_the_constant_the_origin_and_the_tolerance():
     # The origin is carried by the exact maps, so the tolerances are no part of it.
     assert fold_origin([("a", Shift()), ("b", Shift())], Domain()) == 3 * 5 + 5
     assert fold([("a", Shift()), ("b", Shift())], Domain()) == Bound(9.0, 1.0)
+
+
+def test_a_norm_is_bounded_once_however_deep_its_layer_is_nested(monkeypatch):
+    counted = []
+    monkeypatch.setattr(bound, "norm_bound", lambda op: counted.append(op) or 1.0)
+    module: nn.Module = nn.Linear(2, 2)
+    for _ in range(6):
+        module = nn.Sequential(module)
+    lipschitz_bound(module, (2,), reach=1.0)
+    assert len(counted) == 1
 
 
 def test_nothing_is_known_of_where_an_assumed_module_sends_the_origin():

@@ -240,6 +240,11 @@ def test_demo_shows_what_it_runs(tmp_path, monkeypatch, capsys):
     assert "0 (clean)" in said
     assert "average radius" in said
     assert "accepted: 300 radii verified, 32 of them from the image" in said
+    assert "$ lipflow report runs/demo --out runs/demo/report.html" in said
+    ending = said[said.index("$ lipflow report") :]
+    assert all(word in ending for word in ("0 (clean)", "certified", "under attack"))
+    assert ending.endswith("wrote runs/demo/report.html: open it in a browser\n")
+    assert (tmp_path / "runs" / "demo" / "report.html").is_file()
     assert cli.main(["demo"]) == 0
     assert (tmp_path / "runs" / "demo-2" / "model.safetensors").is_file()
 

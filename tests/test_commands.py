@@ -1,10 +1,15 @@
-"""The commands on a finished run: certify, check, attack, in the order that a user types them."""
+"""The commands on a finished run: certify, check, attack, in the order that a user types them; report is in report/."""
 
 import json
 
+import numpy as np
 import pytest
+import torch
 
+import lipflow
 from lipflow import cli
+from lipflow.commands import progress
+from tests.train.tiny import torchrun
 
 TINY = ["--sizes", "depth=1", "channels=2", "inner=2", "depth_linear=1", "features=8", "--epochs", "2"]
 
@@ -18,7 +23,7 @@ def run(tmp_path_factory):
 
 def test_certify_check_attack(run, capsys):
     assert cli.main(["certify", str(run), "--images", "40", "--radii", "36/255", "0.5"]) == 0
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())  # a title is wrapped wherever the path lets it
     assert "40 test images of digits" in said
     assert "36/255" in said
     assert "average radius" in said
@@ -29,7 +34,31 @@ def test_certify_check_attack(run, capsys):
     outcome = json.loads((run / "attack.json").read_text())
     assert (outcome["steps"], list(outcome["standing"])) == (3, ["36/255", "0.5"])
     assert len(outcome["clean"]) == len(outcome["standing"]["0.5"]) == 20
+    assert len(outcome["certificate"]) == 64
     assert sum(outcome["standing"]["0.5"]) <= sum(outcome["standing"]["36/255"]) <= sum(outcome["clean"])
+
+
+def test_a_gallery_is_attacked_inside_and_outside_of_its_balls(run):
+    assert cli.main(["certify", str(run), "--images", "30"]) == 0
+    assert cli.main(["attack", str(run), "--steps", "3", "--gallery", "5"]) == 0
+    with np.load(run / "certified.npz") as rows, np.load(run / "attack.npz") as found:
+        index = found["index"]
+        radius, label = rows["radius"][index], rows["label"][index]
+        images = rows["images"][index] / 255
+        assert len(set(index.tolist())) == 5
+        assert rows["radius"].min() == radius[0] <= radius[-1] == rows["radius"].max()
+        assert (np.diff(radius) >= 0).all()
+        assert (found["inside_label"] == label).all()
+        assert ((found["inside_distance"] < radius) | (radius == 0)).all()
+        assert (found["inside_margin"] > 0).all()
+        assert (found["nearest_label"] != label)[found["found"]].all()
+        assert (found["nearest_distance"] >= radius)[found["found"]].all()
+        for kind in ("inside", "nearest"):
+            away = np.sqrt(((found[kind] - images) ** 2).sum((1, 2, 3)))
+            assert np.allclose(away, found[f"{kind}_distance"])
+    assert cli.main(["attack", str(run), "--steps", "1", "--gallery", "0"]) == 0
+    assert not (run / "attack.npz").exists()
+    assert "examples" not in json.loads((run / "attack.json").read_text())
 
 
 def test_a_tampered_certificate_is_rejected(run, capsys):
@@ -45,3 +74,49 @@ def test_a_tampered_certificate_is_rejected(run, capsys):
 def test_a_folder_without_a_run(command, tmp_path, capsys):
     assert cli.main([command, str(tmp_path)]) == 2
     assert str(tmp_path) in capsys.readouterr().err
+
+
+def test_attack_does_not_depend_on_the_number_of_processes(run):
+    """Two ranks certify and attack halves, and the first writes what one process writes."""
+    certify, attack = (["certify", str(run), "--images", "31"], ["attack", str(run), "--epsilon", "36/255", "1"])
+    written = []
+    for command in (lambda words: [cli.main(words)], lambda words: torchrun("-m", "lipflow", *words)):
+        spoken = [command(words) for words in (certify, [*attack, "--restarts", "2", "--steps", "5"])]
+        with np.load(run / "certified.npz") as rows:
+            outcome = json.loads((run / "attack.json").read_text())
+            written.append((rows["label"].tolist(), outcome["clean"], outcome["standing"]))
+            radii = rows["radius"]
+    assert written[0] == written[1]
+    assert len(radii) == len(written[0][1]) == 31
+    assert spoken[0].count("froze cpl-digits") == 1  # only the first rank speaks
+    assert spoken[1].count("under attack") == 1
+
+
+def test_threads_are_those_of_the_recipe_and_given_back(run, monkeypatch):
+    """cpl-digits is trained with one thread, and is certified and attacked with one."""
+    assert cli.main(["certify", str(run), "--images", "5"]) == 0
+    seen, before = [], torch.get_num_threads()
+    forward = lipflow.Frozen.forward
+    monkeypatch.setattr(
+        lipflow.Frozen, "forward", lambda self, x: seen.append(torch.get_num_threads()) or forward(self, x)
+    )
+    torch.set_num_threads(2)
+    try:
+        assert cli.main(["certify", str(run), "--images", "5"]) == 0
+        assert cli.main(["attack", str(run), "--epsilon", "0.1", "--steps", "1"]) == 0
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {1}
+
+
+def test_progress_says_rate_and_time_left(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    parts = torch.arange(25).split(10)
+    assert torch.equal(torch.cat(list(progress.through(parts, "attacking"))), torch.arange(25))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["attacking 10/25 images", "attacking 20/25 images"]
+    assert all("images/s" in line and line.endswith("left") for line in lines)
+    list(progress.through(parts, "attacking", shown=False))
+    assert not capsys.readouterr().out
+    assert progress.images_pace("certifying", 200, 1000, 10.0) == "certifying 200/1000 images  20 images/s  40s left"

@@ -12,6 +12,8 @@ PACKAGE = Path(__file__).parents[1] / "src" / "lipflow"
 # Each room may use itself and the rooms before it.
 ORDER = [
     "check",
+    "files",
+    "machine",
     "rounding",
     "operators",
     "bound",
@@ -70,7 +72,7 @@ def test_dependencies_point_one_way(path):
 def test_files_are_short():
     """The checker is one file by intent: a reader should need no other."""
     lengths = {p.name: len(p.read_text().splitlines()) for p in PACKAGE.rglob("*.py")}
-    assert lengths.pop("check.py") <= 780
+    assert lengths.pop("check.py") <= 840
     assert max(lengths.values()) <= 400
 
 

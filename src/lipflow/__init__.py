@@ -50,7 +50,7 @@ _ROOMS = {
     "models": ("MODELS", "Network", "build", "list_models"),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
-_MODULES = ("blocks", "bound", "data", "flows", "frozen", "losses", "models", "operators", "train")
+_MODULES = ("attack", "blocks", "bound", "data", "flows", "frozen", "losses", "models", "operators", "report", "train")
 
 __all__ = [*_HOME, *_MODULES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 

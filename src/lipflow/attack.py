@@ -24,6 +24,8 @@ from lipflow.rounding import TINY, gamma, sqrt_up, up
 Model = Callable[[Tensor], Tensor]
 Radius = Fraction | int | float | str | Tensor  # one for all images, or a tensor with one an image  # (n,)
 
+OUTCOMES, EXAMPLES = "attack.json", "attack.npz"  # what `lipflow attack` leaves in the folder of a run
+
 _ATTACK = 4  # the purpose of these random numbers: Note [counter-based randomness]
 
 
@@ -288,3 +290,18 @@ def _evaluation(model: Model) -> Iterator[None]:
     finally:
         for module, training in zip(modules, modes, strict=True):
             module.training = training
+
+
+class SameDtype(nn.Module):
+    """A network whose scores are of the dtype of its images: for attack libraries that compute in float32 only.
+
+    Frozen networks take any float and answer in float64, which AutoAttack mixes up with its own numbers. They still
+    compute in float64 in here; judge what an attack returns by the network itself.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x).to(x.dtype)

@@ -102,45 +102,41 @@ def lipschitz_bound(module: nn.Module, in_shape: Shape | None = None, reach: flo
     `in_shape` is the shape of one input, without the batch; layers of lipflow know their own once they have seen
     it. A module that declares no bound is refused by name; nothing is ever guessed to be 1.
     """
-    return _bound(module, Domain(None if in_shape is None else tuple(in_shape), reach), type(module).__name__)
+    domain = Domain(None if in_shape is None else tuple(in_shape), reach)
+    return _promise(module, domain, type(module).__name__, moved=False)[0]
 
 
 def fold(modules: Iterable[tuple[str, nn.Module]], domain: Domain) -> Bound:
     """(L, ε) of a chain: L = Π Lᵢ and ε = Σ εᵢ Π_{j>i} Lⱼ, each over the domain that the layers before it reach."""
-    total = Bound(1.0)
-    for name, module in modules:
-        bound = _bound(module, domain, name)
-        total = total.then(bound)
-        domain = _image(module, domain, bound, name)
-    return total
+    return _fold(modules, domain, moved=False)[0]
 
 
 def fold_origin(modules: Iterable[tuple[str, nn.Module]], domain: Domain) -> float:
     """‖f(0)‖ of a chain, from above: each layer carries 0 at most Lᵢ times as far, and moves it by its own."""
-    origin = 0.0
+    return _fold(modules, domain, moved=True)[1]
+
+
+def _fold(modules: Iterable[tuple[str, nn.Module]], domain: Domain, moved: bool) -> tuple[Bound, float]:
+    """(L, ε) and ‖f(0)‖ of a chain in one pass, as a norm costs much; ‖f(0)‖ where it is asked for or needed."""
+    total, origin = Bound(1.0), 0.0
     for name, module in modules:
-        bound = _bound(module, domain, name)
-        origin = add_up(mul_up(origin, bound.lipschitz), _origin(module, domain, name))
-        domain = _image(module, domain, bound, name)
-    return origin
+        bound, step = _promise(module, domain, name, moved or math.isfinite(domain.reach))
+        total, origin = total.then(bound), add_up(mul_up(origin, bound.lipschitz), step)
+        # Where the module sends its domain: ‖f̂(x)‖ ≤ L‖x‖ + ‖f(0)‖ + ε.
+        reach = add_up(mul_up(domain.reach, bound.lipschitz), add_up(step, bound.tolerance))
+        domain = Domain(_out_shape(module, domain.shape), reach if math.isfinite(domain.reach) else math.inf)
+    return total, origin
 
 
-def _image(module: nn.Module, domain: Domain, bound: Bound, name: str) -> Domain:
-    """Where a module sends its domain: ‖f̂(x)‖ ≤ L‖x‖ + ‖f(0)‖ + ε."""
-    reach = domain.reach
-    if math.isfinite(reach):
-        reach = add_up(mul_up(reach, bound.lipschitz), add_up(_origin(module, domain, name), bound.tolerance))
-    return Domain(_out_shape(module, domain.shape), reach)
-
-
-def _bound(module: nn.Module, domain: Domain, name: str) -> Bound:
+def _promise(module: nn.Module, domain: Domain, name: str, moved: bool) -> tuple[Bound, float]:
+    """(L, ε) of a module, and ‖f(0)‖ if it is asked for (0 otherwise)."""
     if isinstance(module, Lipschitz):
-        return module.bound(domain)
+        return module.bound(domain), module.origin(domain) if moved else 0.0
     if type(module) is nn.Sequential:
-        return fold(_children(module, name), domain)
+        return _fold(_children(module, name), domain, moved)
     if type(module) in _TORCH:
         require_plain(module, name)
-        return Bound(_TORCH[type(module)](module, domain, name))
+        return Bound(_TORCH[type(module)](module, domain, name)), _moves(module, domain) if moved else 0.0
     raise TypeError(refusal(module, name))
 
 
@@ -152,11 +148,8 @@ def require_plain(module: nn.Module, name: str) -> None:
         )
 
 
-def _origin(module: nn.Module, domain: Domain, name: str) -> float:
-    if isinstance(module, Lipschitz):
-        return module.origin(domain)
-    if type(module) is nn.Sequential:
-        return fold_origin(_children(module, name), domain)
+def _moves(module: nn.Module, domain: Domain) -> float:
+    """‖f(0)‖ of one of torch's own modules: its bias, at every position."""
     bias = module.bias if isinstance(module, nn.Linear | nn.Conv2d) else None
     if bias is None:
         return 0.0

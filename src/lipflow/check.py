@@ -70,26 +70,82 @@ def power_of_two(x):
 # Norms: the claim B is verified, not computed again (docs/norms.md)
 
 
+def turned(x):
+    return np.swapaxes(x, -1, -2)
+
+
+def mirror(g):
+    return np.tril(g) + turned(np.tril(g, -1))
+
+
 def verify_gram(w, ceiling, name):
-    """Prove λmax(WWᵀ) ≤ ceiling for a batch of matrices: Cholesky of μI - WWᵀ for a μ that leaves room for rounding."""
-    w = w if w.shape[-2] <= w.shape[-1] else np.swapaxes(w, -1, -2)
+    """Prove λmax(WWᵀ) ≤ ceiling for a batch of matrices."""
+    w = w if w.shape[-2] <= w.shape[-1] else turned(w)
     m, n = w.shape[-2:]
-    square = square_sum(w)
-    product = gamma(n) * square + m * n * TINY
-    mu = float(ceiling - product - gamma(m) * m * ceiling - 8 * m * U * ceiling)
-    g = w @ np.swapaxes(w, -1, -2)
-    shifted = -np.tril(g) - np.swapaxes(np.tril(g, -1), -1, -2)
-    diagonal = np.arange(m)
-    shifted[..., diagonal, diagonal] += mu
-    try:
-        r = np.tril(np.linalg.cholesky(shifted))
-    except np.linalg.LinAlgError:
-        raise Rejected(f"{name}: the claimed norm is below the true one") from None
-    p = r @ np.swapaxes(r, -1, -2)
-    residual = shifted - (np.tril(p) + np.swapaxes(np.tril(p, -1), -1, -2))
-    pivot = Fraction(float(np.abs(shifted[..., diagonal, diagonal]).max()))
-    proved = Fraction(mu) + sqrt_up(square_sum(residual)) / (1 - U) + gamma(m) * square_sum(r) + product
-    require(proved + U * pivot / (1 - U) + 2 * m * m * TINY <= ceiling, f"{name}: the claimed norm could not be proved")
+    verify_band((w @ turned(w))[:, None], None, gamma(n) * square_sum(w) + m * n * TINY, ceiling, name)
+
+
+def verify_band(diagonal, below, product, ceiling, name):
+    """Prove λmax(G) + product ≤ ceiling for symmetric G with these blocks on the diagonal and below it (batch, strips,
+    q, q): Cholesky of μI - G for a μ that leaves room for rounding."""
+    strips, q = diagonal.shape[1:3]
+    length, band, entries = min(strips, 2) * q, min(strips, 3) * q, np.arange(q)
+    mu = float(ceiling - product - (gamma(length) + 8 * U) * strips * q * ceiling)
+    require(mu >= 2.0**-900, f"{name}: the claimed norm is below what can be proved")
+    shifted = -mirror(diagonal)
+    shifted[..., entries, entries] += mu
+    residual, weight, last = Fraction(0), Fraction(0), np.empty(0)
+    for t in range(strips):
+        row = pivot = shifted[:, t]
+        try:
+            if t:
+                row = -turned(np.linalg.solve(last, turned(below[:, t - 1])))
+                residual += 2 * square_sum(-below[:, t - 1] - row @ turned(last))
+                pivot = pivot - row @ turned(row)
+            last = np.tril(np.linalg.cholesky(pivot))
+        except np.linalg.LinAlgError:
+            raise Rejected(f"{name}: the claimed norm is below the true one") from None
+        row = np.concatenate([row, last], -1) if t else last
+        residual += square_sum(shifted[:, t] - mirror(row @ turned(row)))
+        weight += square_sum(row)
+    pivot = Fraction(float(np.abs(shifted[..., entries, entries]).max()))
+    proved = Fraction(mu) + sqrt_up(residual) / (1 - U) + gamma(length) * weight + product
+    proved += U * pivot / (1 - U) + band * (length + 1) * TINY
+    require(proved <= ceiling, f"{name}: the claimed norm could not be proved")
+
+
+def verify_strips(taps, axis, ceiling, name):
+    """Prove λmax(WWᵀ) ≤ ceiling for W with matrices as the taps of its rows (taps, a, b): strips of outputs, so thick
+    that only neighbours read a common input, make WWᵀ block tridiagonal."""
+    (_, a, b), stride, extent = taps.shape, axis["stride"], axis["extent"]
+    thick = max(1, -(-extent // stride) - 1)
+    count, step, window = -(-axis["outputs"] // thick), thick * stride, (thick - 1) * stride + extent
+    whole, t = toeplitz(taps, thick, stride, axis["dilation"]), np.arange(count)[:, None]
+    q, n, shared = thick * a, window * b, max(window - step, 0) * b
+    places = t * step + np.arange(window) - axis["before"]
+    inside = (places >= 0) & (places < axis["size"])
+    exist = np.concatenate([t * thick + np.arange(thick) < axis["outputs"], inside], 1)
+    pairs = np.concatenate([np.roll(exist, 1, 0) & (t > 0), exist], 1)
+    kinds, kind = np.unique(pairs, axis=0, return_inverse=True)  # away from the border all strips are equal
+    diagonal, below, squares = [], [], []
+    for pair in kinds.reshape(-1, 2, thick + window):
+        last, this = ((whole * e[:thick, None, None, None] * e[thick:, None]).reshape(q, n) for e in pair)
+        diagonal.append(this @ this.T)
+        below.append(this[:, :shared] @ last[:, n - shared :].T)
+        squares.append(square_sum(this[None]))
+    kind = kind.reshape(-1)
+    product = gamma(n) * sum(squares[k] for k in kind) + min(count, 3) * q * n * TINY
+    verify_band(np.stack(diagonal)[None, kind], np.stack(below)[None, kind[1:]], product, ceiling, name)
+
+
+def toeplitz(taps, outputs, stride, dilation):
+    """Some outputs of one axis, each a window of taps: (taps, a, b) to (outputs, a, positions, b)."""
+    (k, a, b) = taps.shape
+    extent = dilation * (k - 1) + 1
+    matrix = np.zeros((outputs, a, (outputs - 1) * stride + extent, b))
+    for i in range(outputs):
+        matrix[i, :, i * stride : i * stride + extent : dilation] = np.swapaxes(taps, 0, 1)
+    return matrix
 
 
 def verify_norm(w, claim, name):
@@ -103,17 +159,40 @@ def verify_norm(w, claim, name):
     if w.axes is None:
         verify_gram(weight[None], norm**2, name)
         return
-    require(len(claim["torus"]) == 2, f"{name}: a torus has two axes")
-    tori = [torus(axis, w.circular, side, name) for axis, side in zip(w.axes, claim["torus"], strict=True)]
-    twist = [t for _, t in claim["torus"]]
-    taps = math.prod(weight.shape[2:])
-    for kernel in weight.reshape(w.groups, -1, *weight.shape[1:]):
+    (rows, columns), exact = w.axes, [not w.circular and list(side) == [0, 0] for side in claim["torus"]]
+    require(
+        len(exact) == 2 and exact[0] >= exact[1], f"{name}: a torus has two axes, and the second alone is not exact"
+    )
+    kernels = weight.reshape(w.groups, -1, *weight.shape[1:])
+    if all(exact):
+        for kernel in kernels:
+            taps = [
+                toeplitz(k, columns["outputs"], columns["stride"], columns["dilation"])
+                for k in kernel.transpose(2, 3, 0, 1)
+            ]
+            taps = np.stack(taps)[:, :, :, columns["before"] : columns["before"] + columns["size"]]
+            taps = taps.reshape(len(taps), math.prod(taps.shape[1:3]), math.prod(taps.shape[3:]))
+            verify_strips(taps, rows, norm**2, name)
+        return
+    tori = [
+        (1, 1, 1) if whole else torus(axis, w.circular, side, name)
+        for axis, side, whole in zip(w.axes, claim["torus"], exact, strict=True)
+    ]
+    twist, taps = [t for _, t in claim["torus"]], math.prod(weight.shape[2:])
+    for kernel in kernels:
         magnitude = sqrt_up(square_sum(np.abs(kernel).sum((2, 3)))) / (1 - gamma(taps))
         error = 2 * (gamma(taps) + 16 * U) * magnitude + weight.size * taps * TINY
         room = norm / sqrt_up(Fraction(tori[0][2] * tori[1][2])) - error
         require(room > 0, f"{name}: the claimed norm is below the rounding of its symbol")
-        for symbols in symbols_of(kernel, w.axes, tori, twist):
-            verify_gram(symbols, room**2 * tori[0][1] * tori[1][1], name)
+        ceiling, (out, grouped, height, width) = room**2 * tori[0][1] * tori[1][1], kernel.shape
+        if exact[0]:
+            kernel = kernel.transpose(2, 0, 1, 3).reshape(height * out, grouped, width, 1)
+            for s in symbols_of(kernel, (columns, rows), tori[::-1], twist[::-1]):
+                s = s.reshape(2, height, out, -1).transpose(1, 0, 2, 3).reshape(height, 2 * out, -1)
+                verify_strips(s, rows, ceiling, name)
+            continue
+        for s in symbols_of(kernel, w.axes, tori, twist):
+            verify_gram(s, ceiling, name)
 
 
 def torus(axis, circular, claimed, name):

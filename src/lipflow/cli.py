@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import lipflow
+from lipflow.machine import settle
 
 
 class Command(NamedTuple):
@@ -54,6 +55,11 @@ COMMANDS: dict[str, Command] = {
         "lipflow.commands.attack:Attack",
         "lipflow.commands.attack:attack",
     ),
+    "report": Command(
+        "compare runs on one page that opens offline",
+        "lipflow.commands.report:Report",
+        "lipflow.commands.report:report",
+    ),
     "data": Command("fetch a dataset and show what is in it", "lipflow.cli:Data", "lipflow.cli:data"),
     "models": Command("list the networks, their parameters and layers", "lipflow.cli:Models", "lipflow.cli:models"),
     "demo": Command("see it work on handwritten digits, offline", "lipflow.cli:Demo", "lipflow.cli:demo"),
@@ -79,7 +85,9 @@ def main(words: Sequence[str] | None = None) -> int:
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
             raise ValueError(f"there is no command {name!r}; {hint}")
         with _plain_warnings():
-            return _resolve(COMMANDS[name].function)(parse(name, words[1:]))
+            options = parse(name, words[1:])
+            settle()
+            return _resolve(COMMANDS[name].function)(options)
     except BrokenPipeError:  # `lipflow models | head`: whoever read us has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
@@ -241,6 +249,7 @@ def demo_commands(out: Path) -> list[list[str]]:
         ["certify", str(out)],
         ["check", str(out)],
         ["attack", str(out)],
+        ["report", str(out), "--out", str(out / "report.html")],
     ]
 
 

@@ -25,6 +25,7 @@ WEIGHTS, CLAIMS, ROWS = "frozen.safetensors", "certificate.json", "certified.npz
 
 def write(folder: str | Path, frozen: Frozen, certificates: Certificates, images: Tensor, truth: Tensor) -> None:
     """Write the certificate of some images, given as uint8 or float64, and their true labels. The claims come last."""
+    frozen.require_untouched()  # or the constants would be of other numbers than the file
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CLAIMS).unlink(missing_ok=True)  # a half-written certificate claims nothing

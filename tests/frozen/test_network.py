@@ -2,6 +2,7 @@
 
 import copy
 import math
+import os
 from fractions import Fraction
 
 import pytest
@@ -104,6 +105,22 @@ def test_files_round_trip(name, tmp_path):
     assert torch.equal(frozen(x), loaded(x))
     assert (loaded.digest, loaded.lipschitz, loaded.rounding) == (frozen.digest, frozen.lipschitz, frozen.rounding)
     assert torch.equal(loaded.pair_bounds, frozen.pair_bounds)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_a_file_can_be_read_by_whom_the_umask_lets(umask, tmp_path):
+    before = os.umask(umask)
+    try:
+        lipflow.freeze(lipflow.build("cpl-digits", in_shape=(1, 4, 4))).save(tmp_path / "frozen.safetensors")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "frozen.safetensors").stat().st_mode & 0o777 == 0o666 & ~umask
+    assert [path.name for path in tmp_path.iterdir()] == ["frozen.safetensors"]
+
+
+def test_it_is_not_in_training():
+    """Attack libraries and users ask, and there is nothing that training mode would change."""
+    assert not lipflow.freeze(lipflow.build("cpl-digits", in_shape=(1, 4, 4)).train()).training
 
 
 def test_freezing_a_built_network():

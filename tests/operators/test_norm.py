@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lipflow import Conv2d, Dense, LinearOperator, norm_bound, norm_estimate
-from lipflow.operators import norm
+from lipflow.operators import fourier, gram, norm, strip
 from tests.operators.geometry import Geometry, draw_geometry, gaussian, svd_norm
 
 Case = tuple[LinearOperator, Tensor]  # an operator, and its matrix by the definition
@@ -63,6 +63,21 @@ def random_case(seed: int) -> Case:
     return geometry.conv(kernel), geometry.matrix(kernel)
 
 
+WAYS = {"exact": (10**15, 0), "strips": (0, 10**15), "torus": (0, 0)}  # (EXACT_WORK, STRIP_WORK) that lead to each
+
+
+def take(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bound zero-padded convolutions in this way, whatever it costs."""
+    for name, work in zip(("EXACT_WORK", "STRIP_WORK"), WAYS[way], strict=True):
+        monkeypatch.setattr(norm, name, work)
+
+
+@pytest.fixture(params=WAYS)
+def way(request, monkeypatch) -> str:
+    take(request.param, monkeypatch)
+    return request.param
+
+
 def violations(cases: list[Case], bound: BoundOf = norm_bound) -> list[LinearOperator]:
     """The operators whose bound is certainly below their norm."""
     found = []
@@ -77,7 +92,7 @@ def violations(cases: list[Case], bound: BoundOf = norm_bound) -> list[LinearOpe
 
 
 @pytest.mark.parametrize("first", range(0, 600, 50))
-def test_the_bound_is_never_below_the_norm_of_a_convolution(first):
+def test_the_bound_is_never_below_the_norm_of_a_convolution(first, way):
     assert not violations([random_case(seed) for seed in range(first, first + 50)])
 
 
@@ -100,23 +115,26 @@ def test_the_bound_is_of_the_weights_as_they_are_stored(dtype):
 
 
 @pytest.mark.parametrize("factor", [0.0, 1e-3, 1.0, 1e3])
-def test_a_wrong_shift_or_factor_only_loosens_the_bound(monkeypatch, factor):
+def test_a_wrong_shift_or_factor_only_loosens_the_bound(monkeypatch, factor, way):
     """Whatever LAPACK did: here the shift is far off and the Cholesky factor is noise."""
 
-    def wrong(g: Tensor) -> tuple[float, Tensor]:
-        noise = torch.randn(g.shape, generator=torch.Generator().manual_seed(1), dtype=g.dtype)
-        return factor * float(g.abs().max()), factor * noise.tril()
+    def wrong(diagonal: Tensor, below: Tensor, guess: float = 0.0) -> tuple[float, list[Tensor]]:
+        batch, strips, q = diagonal.shape[:3]
+        generator = torch.Generator().manual_seed(1)
+        rows = [factor * gaussian((batch, q, q if t == 0 else 2 * q), generator).tril() for t in range(strips)]
+        return factor * float(diagonal.abs().max()), rows
 
-    monkeypatch.setattr(norm, "_shift", wrong)
+    monkeypatch.setattr(gram, "band_shift", wrong)
     assert not violations([random_case(seed) for seed in range(20)])
     weight = gaussian((7, 5), torch.Generator().manual_seed(0))
     assert not violations([(Dense(weight), weight)])
 
 
-def test_frequencies_in_chunks_give_the_same_bound(monkeypatch):
+def test_frequencies_in_chunks_give_the_same_bound(monkeypatch, way):
     cases = [random_case(seed)[0] for seed in range(20)]
     whole = [norm_bound(op) for op in cases]
-    monkeypatch.setattr(norm, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(fourier, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(strip, "BATCH_BYTES", 1)
     assert [norm_bound(op) for op in cases] == pytest.approx(whole, rel=1e-9)
 
 
@@ -165,8 +183,8 @@ def twisted_circular_padding(monkeypatch: pytest.MonkeyPatch) -> BoundOf:
 
 def half_of_the_symbol(monkeypatch: pytest.MonkeyPatch) -> BoundOf:
     """The real part alone."""
-    symbol = norm.symbol
-    monkeypatch.setattr(norm, "symbol", lambda *a: (symbol(*a)[0], 0 * symbol(*a)[1]))
+    symbol = fourier.symbol
+    monkeypatch.setattr(fourier, "symbol", lambda *a: (symbol(*a)[0], 0 * symbol(*a)[1]))
     return norm_bound
 
 
@@ -185,6 +203,27 @@ def hundred_power_iterations(monkeypatch: pytest.MonkeyPatch) -> BoundOf:
     return lambda op: float(norm_estimate(op, iterations=100))
 
 
+def strips_too_thin(monkeypatch: pytest.MonkeyPatch) -> BoundOf:
+    """One row of outputs in a strip: blocks two below the diagonal are forgotten."""
+    take("exact", monkeypatch)
+    thin = lambda axis: strip.Strips(axis.outputs, 1, axis.stride, axis.extent)  # noqa: E731
+    monkeypatch.setattr(strip.Strips, "of", staticmethod(thin))
+    return norm_bound
+
+
+def strips_without_neighbours(monkeypatch: pytest.MonkeyPatch) -> BoundOf:
+    take("exact", monkeypatch)
+    bound = strip.band_bound
+    monkeypatch.setattr(strip, "band_bound", lambda diagonal, below, *rest: bound(diagonal, 0 * below, *rest))
+    return norm_bound
+
+
+def strips_on_a_torus_one_short(monkeypatch: pytest.MonkeyPatch) -> BoundOf:
+    bound = torus_one_short(monkeypatch)
+    take("strips", monkeypatch)
+    return bound
+
+
 UNSOUND: list[Callable[[pytest.MonkeyPatch], BoundOf]] = [
     circular_at_the_same_side,
     torus_without_room_for_the_padding,
@@ -192,6 +231,9 @@ UNSOUND: list[Callable[[pytest.MonkeyPatch], BoundOf]] = [
     circular_repeats_forgotten,
     twisted_circular_padding,
     half_of_the_symbol,
+    strips_too_thin,
+    strips_without_neighbours,
+    strips_on_a_torus_one_short,
     product_over_groups,
     hundred_power_iterations,
 ]
@@ -199,6 +241,7 @@ UNSOUND: list[Callable[[pytest.MonkeyPatch], BoundOf]] = [
 
 @pytest.mark.parametrize("variant", UNSOUND, ids=lambda variant: variant.__name__)
 def test_an_unsound_bound_would_be_caught(monkeypatch, variant):
+    take("torus", monkeypatch)
     cases = [random_case(seed) for seed in range(100)]
     assert violations(cases, variant(monkeypatch))
 
@@ -222,6 +265,21 @@ def test_a_norm_beyond_float64_is_refused_with_the_greatest_weight():
         norm_bound(Dense(torch.full((3, 3), 1.5e308, dtype=torch.float64)))
     with pytest.raises(ValueError, match="beyond float64"):
         norm_bound(Conv2d(torch.full((1, 1, 3, 3), 1.5e308, dtype=torch.float64), (4, 4)))
+
+
+def test_a_stride_that_puts_too_much_into_one_matrix_is_refused(monkeypatch):
+    kernel = torch.ones(2, 3, 3, 3, dtype=torch.float64)
+    monkeypatch.setattr(fourier, "MOST_BYTES", 2**10)
+    with pytest.raises(ValueError, match=r"strides \(4, 4\) put 16 symbols of 2 × 3"):
+        norm_bound(Conv2d(kernel, (8, 8), padding_mode="circular", stride=4))
+
+
+def test_a_huge_stride_needs_no_aliases():
+    """Windows that do not overlap: the norm is that of the kernel as one matrix."""
+    kernel = gaussian((2, 3, 3, 3), torch.Generator().manual_seed(0))
+    value, error = svd_norm(kernel.flatten(1))
+    op = Conv2d(kernel, (2000, 2000), padding=0, stride=1000)
+    assert value - error <= norm_bound(op) <= value * (1 + 1e-6)
 
 
 def test_a_zero_operator_has_the_norm_zero():

@@ -175,7 +175,7 @@ def test_no_direction_at_all_is_stretched(name):
     frozen, estimated = _steps(name, 1)
     p = frozen.primitives[0]
     assert _semidefinite(p.map, exact.exact(p.h))
-    if name != "odd torus, convolution":
+    if name not in ("odd torus, convolution", "crowded, convolution"):  # there 100 iterations converge
         assert not _semidefinite(p.map, estimated[0])
 
 

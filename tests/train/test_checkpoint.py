@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 import lipflow
 from lipflow.train import load_model, save_model
-from lipflow.train.checkpoint import Checkpoint, Checkpoints, write_atomic
+from lipflow.train.checkpoint import Checkpoint, Checkpoints
 
 
 @pytest.fixture
@@ -185,16 +185,3 @@ def test_tidy_forgets_the_future(tmp_path):
     checkpoints.save(checkpoint(2))
     checkpoints.tidy(1)
     assert checkpoints.steps() == [1]
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path):
-    path = tmp_path / "x"
-    write_atomic(path, lambda temporary: temporary.write_text("old"))
-
-    def fail(temporary):
-        temporary.write_text("ne")
-        raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        write_atomic(path, fail)
-    assert path.read_text() == "old"

@@ -2,28 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from lipflow.train import train
 from lipflow.train.distributed import Ranks, choose_device, join
-from tests.train.tiny import SGD, digest, environment, log, tiny
-
-REPOSITORY = Path(__file__).parents[2]
-
-
-def torchrun(*words: str) -> str:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *words]
-    path = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(
-        command, env={**environment(), **path}, cwd=REPOSITORY, capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+from tests.train.tiny import SGD, digest, log, tiny, torchrun
 
 
 def test_two_processes_are_one(tmp_path):
@@ -42,6 +27,9 @@ def test_two_processes_are_one(tmp_path):
     torch.testing.assert_close([x["loss"] for x in two], [x["loss"] for x in one], rtol=2e-4, atol=2e-5)
     validation = [log(tmp_path / name, "epoch")[-1]["validation"]["clean"] for name in ("alone", "run")]
     assert validation[0] == pytest.approx(validation[1], abs=3 / 1466)
+    (alone,), (shared,) = (log(tmp_path / name, "exact") for name in ("alone", "run"))
+    assert alone["images"] == shared["images"] == 1466
+    assert alone["clean"] == pytest.approx(shared["clean"], abs=3 / 1466)
 
     # The command line under torchrun: two processes end what two began, and would end what one began.
     before = digest(tmp_path / "run" / "model.safetensors")

@@ -4,7 +4,7 @@ import json
 import sys
 import time
 import types
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ import lipflow
 from lipflow.data import load
 from lipflow.losses import CertificateRegularisation
 from lipflow.train import Run, load_run, train
+from lipflow.train import exact as exact_module
 from lipflow.train import loop as loop_module
 from lipflow.train.distributed import Ranks
 from lipflow.train.ending import NonFiniteLoss
@@ -28,7 +29,7 @@ ALONE = Ranks(0, 1, torch.device("cpu"))
 def test_a_run_leaves_what_it_promises(tmp_path, capsys):
     run = tiny(tmp_path / "r", epochs=3)
     result = train(run)
-    assert {p.name for p in result.folder.iterdir()} == {
+    assert {p.name for p in result.folder.iterdir()} - {"tensorboard"} == {
         "run.json", "log.jsonl", "checkpoints", "model.safetensors", "best.safetensors",
     }  # fmt: skip
     record = json.loads((result.folder / "run.json").read_text())
@@ -42,6 +43,7 @@ def test_a_run_leaves_what_it_promises(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "epoch 3/3" in said
     assert "certified (estimated) 36/255" in said
+    assert "certified (exact) 36/255" in said
     assert "steps/s" in said
     assert "left" in said
 
@@ -261,6 +263,73 @@ def test_a_budget_too_short_is_refused(tmp_path):
     assert not (tmp_path / "r").exists()
 
 
+# The exact result
+
+
+def test_the_exact_result_is_that_of_the_frozen_network(tmp_path):
+    run = tiny(tmp_path, epochs=2)
+    result = train(run)
+    split = load("digits", validation=1437).validation
+    found = lipflow.certify(lipflow.freeze(load_run(tmp_path)[1]), split.images)
+    right = found.label == split.labels
+    certified = {text: float((right & found.certified(text)).double().mean()) for text in run.recipe.radii}
+    assert result.exact is not None
+    assert (result.exact.images, result.exact.clean) == (1437, float(right.double().mean()))
+    assert result.exact.certified == certified
+    (line,) = log(tmp_path, "exact")
+    assert line == dict(kind="exact", step=6, images=1437, clean=result.exact.clean, certified=certified)
+    assert json.loads((tmp_path / "run.json").read_text())["validation_exact"] == asdict(result.exact)
+    assert train(run, resume=True).exact == result.exact  # it has ended, and is read
+
+
+@pytest.mark.parametrize(("asked", "images"), [(0, None), (5, 5), (10**6, 1437)])
+def test_how_many_are_certified(asked, images, tmp_path):
+    result = train(replace(tiny(tmp_path, epochs=1), exact=asked))
+    assert (result.exact and result.exact.images) == images
+    assert len(log(tmp_path, "exact")) == (images is not None)
+    assert ("validation_exact" in json.loads((tmp_path / "run.json").read_text())) == (images is not None)
+
+
+def test_certifying_says_how_far_it_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(exact_module, "EVERY", 0.0)
+    train(tiny(tmp_path, epochs=1))
+    said = capsys.readouterr().out
+    assert "certifying 250/1437 images" in said
+    assert "images/s" in said
+
+
+def test_a_network_that_cannot_be_frozen_is_trained_all_the_same(tmp_path, monkeypatch, capsys):
+    def refuse(*arguments):
+        raise TypeError("σ = tanh rounds")
+
+    monkeypatch.setattr(loop_module, "exact", refuse)
+    result = train(tiny(tmp_path, epochs=1))
+    assert result.exact is None
+    assert "there is no exact result: σ = tanh rounds" in capsys.readouterr().out
+    load_run(tmp_path)
+
+
+def test_whoever_is_stopped_while_certifying_goes_on_from_there(tmp_path, monkeypatch):
+    train(tiny(tmp_path / "whole"))
+    real, calls = loop_module.exact, []
+
+    def interrupted(*arguments):
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(loop_module, "exact", interrupted)
+    run = tiny(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        train(run)
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    assert train(run, resume=True).exact is not None
+    assert digest(tmp_path / "run" / "model.safetensors") == digest(tmp_path / "whole" / "model.safetensors")
+    assert len(log(tmp_path / "run", "step")) == 6
+    assert log(tmp_path / "run", "exact") == log(tmp_path / "whole", "exact")
+
+
 # TensorBoard
 
 
@@ -283,6 +352,30 @@ def test_tensorboard_is_used_if_installed(tmp_path, monkeypatch):
     assert [entry[2] for entry in written[1:-1] if entry[0] == "step/loss"] == [1, 2, 3]
     assert [entry[2] for entry in written[1:-1] if entry[0] == "epoch/validation/certified_estimated/36/255"] == [3]
     assert written[-1] == "closed"
+
+
+def test_tensorboard_reads_what_is_written(tmp_path, monkeypatch):
+    """With the real one: also a run that crashed, and began again before the steps that it had written."""
+    reason = "tensorboard is not installed: it is in the `dev` extra"
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason=reason)
+    gradients, calls = Learner.gradients, []
+
+    def crash(self, batch, epoch):
+        calls.append(epoch)
+        if len(calls) == 5:
+            raise RuntimeError("crash")
+        return gradients(self, batch, epoch)
+
+    monkeypatch.setattr(Learner, "gradients", crash)
+    with pytest.raises(RuntimeError, match="crash"):
+        train(tiny(tmp_path))
+    train(tiny(tmp_path), resume=True)
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    losses = events.Scalars("step/loss")
+    assert [event.step for event in losses] == [line["step"] for line in log(tmp_path, "step")] == [1, 2, 3, 4, 5, 6]
+    assert [event.value for event in losses] == pytest.approx([line["loss"] for line in log(tmp_path, "step")])
+    names = {"epoch/loss", "epoch/validation/clean", "step/lr", "exact/clean", "exact/certified/36/255"}
+    assert names <= set(events.Tags()["scalars"])
 
 
 def test_visits_start_anywhere():

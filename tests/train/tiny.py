@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lipflow.train import Run
 
+REPOSITORY = Path(__file__).parents[2]
 SIZES = dict(depth=1, channels=2, inner=2, depth_linear=1, features=8)
 SGD = dict(optimiser="sgd", lr=0.1)
 FLAGS = ["--sizes", *(f"{name}={value}" for name, value in SIZES.items())]
@@ -38,6 +39,17 @@ def lipflow(*words: str) -> str:
     output, _ = process.communicate(timeout=100)
     assert process.returncode == 0, output
     return output
+
+
+def torchrun(*words: str) -> str:
+    """`python …` in two processes that know of each other, to a good end."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *words]
+    path = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        command, env={**environment(), **path}, cwd=REPOSITORY, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def digest(path: Path) -> str:

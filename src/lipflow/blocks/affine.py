@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from lipflow.blocks.shift import new_bias, shift_norm
 from lipflow.bound import Bound, Domain, Lipschitz, Shape
-from lipflow.flows.field import reweighted
 from lipflow.flows.memo import Memo
 from lipflow.flows.scale import ReshapedNorm, Scale, SpectralNorm
 from lipflow.flows.weight import ConvWeight, DenseWeight, Weight
@@ -93,7 +92,7 @@ class Scaled(Parameterisation):
 
     def operator(self, shape: Shape | None) -> LinearOperator:
         op = self.weight.operator(shape)
-        return reweighted(op, op.weight * self.scale(op, self.weight, learn=False))
+        return op.with_weight(op.weight * self.scale(op, self.weight, learn=False))
 
     def forward(self, x: Tensor) -> LinearOperator:
         op = self.weight(x)
@@ -101,7 +100,7 @@ class Scaled(Parameterisation):
         weight = self.memo(
             lambda: op.weight * self.scale(op, self.weight, self.training), inputs, op.in_shape, keep=not self.training
         )
-        return reweighted(op, weight)
+        return op.with_weight(weight)
 
     def norm_bound(self, shape: Shape | None) -> float:
         return norm_bound(self.operator(shape))

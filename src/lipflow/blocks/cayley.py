@@ -9,7 +9,6 @@ from torch import Tensor
 
 from lipflow.blocks.affine import Affine, Parameterisation
 from lipflow.bound import Shape
-from lipflow.flows.field import reweighted
 from lipflow.flows.memo import Memo
 from lipflow.flows.resolvent import multiply, symbols
 from lipflow.flows.scale import LearnedNorm
@@ -86,6 +85,9 @@ class FourierMultiplier(LinearOperator):
     def weight(self) -> Tensor:
         return self.matrices
 
+    def with_weight(self, weight: Tensor) -> "FourierMultiplier":
+        return FourierMultiplier(weight, self.in_size)
+
     @property
     def in_shape(self) -> tuple[int, int, int]:
         return (self.matrices.shape[-1], *self.in_size)
@@ -136,7 +138,7 @@ class CayleySymbols(Parameterisation):
         return FourierMultiplier(matrices, (op.rows.size, op.columns.size))
 
     def _matrices(self, op: LinearOperator) -> Tensor:
-        scaled = reweighted(op, op.weight * self.scale(op, self.weight, learn=False))
+        scaled = op.with_weight(op.weight * self.scale(op, self.weight, learn=False))
         assert isinstance(scaled, Conv2d)
         return cayley_transform(symbols(scaled)[0])
 

@@ -1,8 +1,23 @@
-"""`lipflow attack RUN`: L2-PGD against the certified network, beside what it certifies."""
+"""`lipflow attack RUN`: L2-PGD against the certified network, beside what it certifies.
 
+attack.json    how it was attacked, and per ε which images still had their label
+attack.npz     some images for a gallery: the strongest attack in the certified ball, and the nearest adversarial found
+"""
+
+import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lipflow.attack import PGD
+    from lipflow.frozen import Frozen
+    from lipflow.train.distributed import Ranks
+
+AT_ONCE = 100  # images between two signs of progress
 
 
 @dataclass(frozen=True)
@@ -21,37 +36,47 @@ class Attack:
     """Only the first so many certified images (None: all)."""
     seed: int = 0
     """Of the random starts."""
+    gallery: int = 24
+    """So many images, spread over the radii, are attacked further for the gallery of `lipflow report` (0: none)."""
 
 
 def attack(arguments: Attack) -> int:
-    """Attack, write attack.json, and print the table; certified ≤ attacked ≤ clean, or something is wrong (1)."""
+    """Attack, each rank its share, with as many threads as the run was trained with."""
+    from lipflow.train.distributed import join, threads
+    from lipflow.train.record import Record
+
+    recipe = Record.read(arguments.run).run.recipe
+    with join("cpu") as ranks, threads(recipe.threads):
+        return over_ranks(arguments, recipe.radii, ranks)
+
+
+def over_ranks(arguments: Attack, radii: tuple[str, ...], ranks: "Ranks") -> int:
+    """Attack, write the outcome, and print the table; certified ≤ attacked ≤ clean, or something is wrong (1)."""
     import numpy as np
     import torch
     from rich.console import Console
-    from rich.progress import track
     from rich.table import Table
 
     from lipflow import record
-    from lipflow.attack import PGD, pgd
+    from lipflow.attack import EXAMPLES, OUTCOMES, PGD, pgd
+    from lipflow.commands.progress import through
     from lipflow.frozen import Frozen
     from lipflow.rounding import down
     from lipflow.train.recipe import radius
-    from lipflow.train.record import Record
 
-    weights, rows = (arguments.run / name for name in (record.WEIGHTS, record.ROWS))
-    if not (weights.is_file() and rows.is_file()):
+    weights, rows, claims = (arguments.run / name for name in (record.WEIGHTS, record.ROWS, record.CLAIMS))
+    if not (weights.is_file() and rows.is_file() and claims.is_file()):
         raise ValueError(f"{arguments.run} holds no certificate; run `lipflow certify {arguments.run}` first")
-    recipe = Record.read(arguments.run).run.recipe
-    torch.set_num_threads(recipe.threads or torch.get_num_threads())  # a small network runs best as it was trained
-    names = sorted(arguments.epsilon or recipe.radii, key=radius)
+    names = sorted(arguments.epsilon or radii, key=radius)
     eps = [radius(name) for name in names]
     with np.load(rows, allow_pickle=False) as columns:
         found = {k: torch.from_numpy(columns[k][: arguments.images]) for k in ("images", "truth", "label", "radius")}
     frozen, how = Frozen.load(weights), PGD(steps=arguments.steps, restarts=arguments.restarts, seed=arguments.seed)
-    indices = torch.arange(len(found["truth"])).split(100)
-    steps = track(indices, "attacking", transient=True) if len(indices) > 1 else indices
-    parts = [pgd(frozen, found["images"][i], found["truth"][i], eps, how, i) for i in steps]
-    broken = torch.cat([p.success for p in parts])  # (images, radii): wrong to begin with counts as broken
+    parts = through(ranks.share(torch.arange(len(found["truth"]))).split(AT_ONCE), "attacking", ranks.first)
+    success = [pgd(frozen, found["images"][i], found["truth"][i], eps, how, i).success for i in parts]
+    broken = torch.cat(ranks.gather(success))  # (images, radii): wrong to begin with counts as broken
+    if not ranks.first:
+        return 0
     right = found["label"] == found["truth"]
     table = Table("radius", "certified", "under attack", title=f"{arguments.run}: {len(right)} images under L2-PGD")
     clean, sound, outcome = float(right.double().mean()), True, {}
@@ -63,9 +88,48 @@ def attack(arguments: Attack) -> int:
         outcome[name] = standing.tolist()
         table.add_row(name, f"{float(certified.double().mean()):.2%}", f"{float(standing.double().mean()):.2%}")
     Console().print(table)
-    text = json.dumps({"attack": "L2-PGD", **asdict(how), "clean": right.tolist(), "standing": outcome})
-    (arguments.run / "attack.json").write_text(text)
-    print(f"wrote {arguments.run / 'attack.json'}")
+    outcomes, examples = (arguments.run / name for name in (OUTCOMES, EXAMPLES))
+    outcomes.unlink(missing_ok=True)  # a half-written outcome says nothing
+    examples.unlink(missing_ok=True)
+    of = json.loads(claims.read_text())["digest"]
+    said = {"attack": "L2-PGD", **asdict(how), "certificate": of, "clean": right.tolist(), "standing": outcome}
+    if arguments.gallery > 0 and len(right):
+        np.savez(examples, **further(frozen, found, how, arguments.gallery))
+        said["examples"] = hashlib.sha256(examples.read_bytes()).hexdigest()
+    outcomes.write_text(json.dumps(said))
+    print(f"wrote {outcomes}")
     if not sound:
         print("a certified image was broken: this is a bug in lipflow; please report it with the folder of the run")
     return 0 if sound else 1
+
+
+def further(frozen: "Frozen", found: dict[str, "Tensor"], how: "PGD", count: int) -> dict:
+    """Some images, evenly spread by rank of radius, attacked where their certificate speaks and where it ends.
+
+    The label attacked is the one that the network gave, be it right or wrong, as that is what is certified. `inside`
+    is the strongest image in the largest ball below the radius; `nearest` has another label, if any was found.
+    """
+    import torch
+
+    from lipflow.attack import nearest, pgd
+
+    order, count = found["radius"].argsort(stable=True), min(count, len(found["radius"]))
+    index = order[torch.linspace(0, len(order) - 1, count).round().long()]
+    images, label = found["images"][index], found["label"][index]
+    ball = torch.nextafter(found["radius"][index], torch.zeros(1, dtype=torch.float64))
+    inside = pgd(frozen, images, label, [ball], how, index)
+    outside = nearest(frozen, images, label, attack=how, indices=index)
+    scores = frozen(inside.images[:, 0])
+    rivals = scores.scatter(1, label[:, None], -torch.inf).amax(1)
+    columns = {
+        "index": index,
+        "inside": inside.images[:, 0],
+        "inside_label": inside.label[:, 0],
+        "inside_distance": inside.distance[:, 0],
+        "inside_margin": scores.gather(1, label[:, None])[:, 0] - rivals,
+        "found": outside.found,
+        "nearest": outside.images,
+        "nearest_label": outside.label,
+        "nearest_distance": outside.distance,
+    }
+    return {name: column.detach().numpy() for name, column in columns.items()}

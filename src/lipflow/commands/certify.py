@@ -34,13 +34,13 @@ def certify(arguments: Certify) -> int:
     """Certify, write, and print the table."""
     from lipflow import data, record
     from lipflow.frozen import freeze
-    from lipflow.train.distributed import join
+    from lipflow.train.distributed import join, threads
     from lipflow.train.recipe import radius
     from lipflow.train.record import load_run
 
     run, network = load_run(arguments.run, arguments.which)
     radii = {text: radius(text) for text in arguments.radii or run.recipe.radii}
-    with join("cpu") as ranks:
+    with join("cpu") as ranks, threads(run.recipe.threads):
         dataset = ranks.in_turn(
             lambda: data.load(run.data, run.data_dir, image_size=run.image_size, validation=run.validation)
         )
@@ -65,21 +65,15 @@ def certify(arguments: Certify) -> int:
 def over_ranks(frozen: "Frozen", images: "Tensor", ranks: "Ranks") -> "Certificates | None":
     """Certify each rank's part; all rows on the first rank, None on the others."""
     import torch
-    import torch.distributed as dist
-    from rich.progress import track
 
     from lipflow.certificate import Certificates
+    from lipflow.commands.progress import through
     from lipflow.frozen import certify
     from lipflow.frozen.network import CHUNK
 
     mine = ranks.share(torch.arange(len(images)))
     chunks = mine.split(CHUNK) if len(mine) else [mine]
-    steps = track(chunks, "certifying", transient=True, disable=not ranks.first) if len(chunks) > 1 else chunks
-    parts = [certify(frozen, images[chunk]) for chunk in steps]
-    if ranks.world > 1:
-        gathered: list[list[Certificates]] = [[] for _ in range(ranks.world)]
-        dist.all_gather_object(gathered, parts)
-        parts = [part for rank in gathered for part in rank]
+    parts = ranks.gather([certify(frozen, images[chunk]) for chunk in through(chunks, "certifying", ranks.first)])
     if not ranks.first:
         return None
     return Certificates(*(torch.cat([getattr(p, column) for p in parts]) for column in vars(parts[0])))

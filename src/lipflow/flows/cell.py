@@ -49,16 +49,8 @@ class Descent(Cell):
     field: Convex
     h: float | None
 
-    def size(self, domain: Domain, learn: bool) -> Tensor | float:
-        """h, or 2/ℓ̂; where the potential is flat (ℓ̂ = 0) any h will do, and we take 0."""
-        if self.h is not None:
-            return self.h
-        smoothness = self.field.smoothness_estimate(domain, learn)
-        flat = smoothness <= 2 * torch.finfo(smoothness.dtype).tiny
-        return torch.where(flat, 0.0, 2 / torch.where(flat, 1.0, smoothness))
-
     def __call__(self, x: Tensor) -> Tensor:
-        return x - self.size(domain_of(x), self.field.training) * self.field.gradient(x)
+        return self.field.descend(x, self.h)
 
     def bound(self, domain: Domain) -> Bound:
         h, smoothness = self.evaluation_size(domain), Fraction(self.field.smoothness_bound(domain))
@@ -70,7 +62,7 @@ class Descent(Cell):
     @torch.no_grad()
     def evaluation_size(self, domain: Domain) -> float:
         """The h that evaluation uses."""
-        return float(self.size(domain, learn=False))
+        return float(self.field.step_size(domain, learn=False)) if self.h is None else self.h
 
 
 @dataclass(frozen=True)

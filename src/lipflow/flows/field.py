@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lipflow.bound import Domain, Shape
+from lipflow.flows.descent import Follow, Layer, descend, shift, two_over
 from lipflow.flows.memo import Memo
 from lipflow.flows.scale import Scale
-from lipflow.flows.weight import ConvWeight, DenseWeight, Weight
-from lipflow.operators import Conv2d, Dense, LinearOperator, norm_bound
+from lipflow.flows.weight import ConvWeight, Weight
+from lipflow.operators import Conv2d, LinearOperator, norm_bound
 from lipflow.rounding import add_up, mul_up, norm_up, sqrt_up, up
 
 
@@ -64,6 +65,14 @@ class Convex(nn.Module, ABC):
     def gradient_bound(self, domain: Domain) -> float:
         """‖∇f(x)‖ over the domain, from above."""
 
+    def step_size(self, domain: Domain, learn: bool) -> Tensor:
+        """2/ℓ̂, with the estimated smoothness ℓ̂."""
+        return two_over(self.smoothness_estimate(domain, learn))
+
+    def descend(self, x: Tensor, h: float | None) -> Tensor:
+        """x - h∇f(x), with h = 2/ℓ̂ where none is given."""
+        return x - (self.step_size(Domain(tuple(x.shape[1:])), self.training) if h is None else h) * self.gradient(x)
+
     def forward(self, x: Tensor) -> Tensor:
         """F(x) = -∇f(x)."""
         return -self.gradient(x)
@@ -85,13 +94,20 @@ class ConvexPotential(Convex):
 
     def gradient(self, x: Tensor) -> Tensor:
         op = self.weight(x)
-        return op.adjoint(self.sigma.function(self.shift(op(x))))
+        return op.adjoint(self.sigma.function(shift(op(x), self.bias)))
 
-    def shift(self, y: Tensor) -> Tensor:
-        """y + b, with b along the rows of W: the last axis of a dense layer, the channels of a convolution."""
-        if self.bias is None:
-            return y
-        return y + (self.bias if isinstance(self.weight, DenseWeight) else self.bias[:, None, None])
+    def step_size(self, domain: Domain, learn: bool) -> Tensor:
+        op = self.weight.operator(domain.shape)
+        return Follow(self.weight.follow(op, learn), self.sigma.high).size(op)
+
+    def descend(self, x: Tensor, h: float | None) -> Tensor:
+        return descend(x, self.layer(x, h))
+
+    def layer(self, x: Tensor, h: float | None) -> Layer:
+        """The step x - h∇f(x) on inputs of x's shape, with h = 2/ℓ̂ where none is given."""
+        op = self.weight(x)
+        follow = Follow(self.weight.follow(op, self.training), self.sigma.high) if h is None else h
+        return Layer(op, self.bias, follow, self.sigma.function)
 
     def smoothness_estimate(self, domain: Domain, learn: bool, refine: int = 0) -> Tensor:
         return self.sigma.high * self.weight.estimate(self.weight.operator(domain.shape), learn, refine) ** 2
@@ -176,7 +192,7 @@ class Skew(nn.Module):
     def on(self, x: Tensor) -> LinearOperator:
         """A as an operator on the inputs x, whose shape it takes up."""
         m = self.weight(x)
-        return reweighted(m, self.recall(lambda: self.turn(m, self.training).weight))
+        return m.with_weight(self.recall(lambda: self.turn(m, self.training).weight))
 
     def recall(self, compute: Callable[[], Tensor], *what: Hashable) -> Tensor:
         """compute(), a function of A and of `what` alone: once in evaluation, until a parameter changes."""
@@ -186,7 +202,7 @@ class Skew(nn.Module):
     def turn(self, m: LinearOperator, learn: bool) -> LinearOperator:
         """A of M, scaled."""
         a = skew_part(m)
-        return a if self.scale is None else reweighted(a, a.weight * self.scale(a, self.weight, learn))
+        return a if self.scale is None else a.with_weight(a.weight * self.scale(a, self.weight, learn))
 
     def forward(self, x: Tensor) -> Tensor:
         """F(x) = Ax."""
@@ -225,7 +241,7 @@ def monotone(sigma: str | Monotone) -> Monotone:
 
 def skew_part(op: LinearOperator) -> LinearOperator:
     """A = (M - Mᵀ)/2 of a square operator M."""
-    return reweighted(op, skew_kernel(op.weight, op.groups if isinstance(op, Conv2d) else 1))
+    return op.with_weight(skew_kernel(op.weight, op.groups if isinstance(op, Conv2d) else 1))
 
 
 def skew_kernel(weight: Tensor, groups: int = 1) -> Tensor:
@@ -234,14 +250,6 @@ def skew_kernel(weight: Tensor, groups: int = 1) -> Tensor:
         return (weight - weight.T) / 2
     blocks = weight.unflatten(0, (groups, -1))
     return (weight - blocks.transpose(1, 2).flip(3, 4).reshape(weight.shape)) / 2
-
-
-def reweighted(op: LinearOperator, weight: Tensor) -> LinearOperator:
-    """The same operator with another weight of the same shape."""
-    if isinstance(op, Conv2d):
-        return op.with_kernel(weight)
-    assert isinstance(op, Dense)
-    return Dense(weight)
 
 
 def groups_of(weight: Weight) -> int:

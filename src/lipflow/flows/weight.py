@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from lipflow.operators import Conv2d, Dense, LinearOperator, norm_estimate
 from lipflow.operators.conv import Padding
 from lipflow.operators.norm import power_iteration, start_vector
 
+HELD: ContextVar[frozenset[int]] = ContextVar("held", default=frozenset())  # weights whose u does not move for now
 WARM_UP = 10  # power iterations when an input size is first seen, so that training starts near the norm
 
 
@@ -46,19 +48,20 @@ class Weight(nn.Module, ABC):
         """Whether (I - αA)z = x has a direct solution for a square A of this kind."""
 
     def estimate(self, op: LinearOperator, learn: bool, refine: int = 0) -> Tensor:
-        """‖W‖ from below, differentiable (the paper's Algorithm 1).
+        """‖W‖ from below, differentiable: the paper's Algorithm 1. To refine is to go on, and keep nothing."""
+        return norm_estimate(op, self.follow(op, learn), refine)
 
-        To learn is to iterate once more and keep u, as training does; to refine is to go on, and keep nothing.
-        """
+    def follow(self, op: LinearOperator, learn: bool) -> Tensor:
+        """The unit vector u along which W stretches most, as far as known; to learn is to iterate once and keep it."""
         u = self._vector(op)
-        if learn:
+        if learn and id(self) not in HELD.get():
             u = power_iteration(op, u, 1)
             if self._knows(op):
                 with torch.no_grad():
                     self.u.copy_(u)
             else:
                 self.u = u.clone()
-        return norm_estimate(op, u, refine)
+        return u
 
     def _knows(self, op: LinearOperator) -> bool:
         return tuple(self.u.shape) == op.in_shape

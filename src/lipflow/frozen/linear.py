@@ -1,4 +1,4 @@
-"""A linear map as a frozen network runs it: float64, our own unfold and matrix product, and its constants.
+"""A linear map as a frozen network runs it: float64, our own columns and matrix products, and its constants.
 
 Backends may convolve by Winograd or FFT, which the error model does not cover. Here every entry of Wx is one sum of at
 most `dots[0]` products, in some order, and every entry of Wᵀy one of at most `dots[1]` (Note [error model]).
@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lipflow.operators import Conv2d, Dense, LinearOperator
+from lipflow.operators.columns import run
 from lipflow.operators.norm import Torus, norm_certificate
 from lipflow.rounding import TINY, gamma, sqrt_up, up
 
@@ -106,59 +106,22 @@ class _Adjoint(torch.autograd.Function):
 
 
 def _forward(op: Conv2d, x: Tensor) -> Tensor:
-    strides, dilations = (op.rows.stride, op.columns.stride), (op.rows.dilation, op.columns.dilation)
-    return correlate(op.pad(x), op.kernel, strides, dilations, op.groups)
+    if op.padding_mode == "circular":
+        return _forward(_unpadded(op), op.pad(x))
+    return run(op, x)
 
 
 def _backward(op: Conv2d, y: Tensor) -> Tensor:
-    """The adjoint is a correlation of y, spread out by the stride and padded, with the kernel turned around."""
-    rows, columns = op.rows, op.columns
-    spread = y
-    if (rows.stride, columns.stride) != (1, 1):
-        spread = y.new_zeros(
-            *y.shape[:2], (rows.outputs - 1) * rows.stride + 1, (columns.outputs - 1) * columns.stride + 1
-        )
-        spread[:, :, :: rows.stride, :: columns.stride] = y
-    margins = (columns.extent - 1, columns.extent - 1 + columns.unread, rows.extent - 1, rows.extent - 1 + rows.unread)
-    out, grouped = op.kernel.shape[:2]
-    turned = (
-        op.kernel.reshape(op.groups, out // op.groups, grouped, rows.kernel, columns.kernel).transpose(1, 2).flip(3, 4)
-    )
-    turned = turned.reshape(op.groups * grouped, out // op.groups, rows.kernel, columns.kernel)
-    return op.unpad(correlate(F.pad(spread, margins), turned, (1, 1), (rows.dilation, columns.dilation), op.groups))
+    if op.padding_mode == "circular":
+        return op.unpad(_backward(_unpadded(op), y))
+    return run(op, y, forward=False)
 
 
-def correlate(x: Tensor, kernel: Tensor, stride: tuple[int, int], dilation: tuple[int, int], groups: int) -> Tensor:
-    """Σ_j K_j x[i·stride + j·dilation] without padding, by unfolding whichever side has fewer channels.
-
-    Few inputs: gather the taps of x into columns, then one product. Few outputs: one product at each position, then
-    add the taps. Either way an entry is a sum of in·taps products, by at most in·taps + 1 roundings in any chain.
-    """
-    out, grouped, height, width = kernel.shape
-    batch = x.shape[0]
-    sizes = [
-        (n - d * (k - 1) - 1) // s + 1
-        for n, k, s, d in zip(x.shape[2:], (height, width), stride, dilation, strict=True)
-    ]
-    taps = [(a, b) for a in range(height) for b in range(width)]
-
-    def window(t: Tensor, a: int, b: int) -> Tensor:
-        top, left = a * dilation[0], b * dilation[1]
-        bottom, right = top + (sizes[0] - 1) * stride[0] + 1, left + (sizes[1] - 1) * stride[1] + 1
-        return t[..., top : bottom : stride[0], left : right : stride[1]]
-
-    x = x.unflatten(1, (groups, grouped))
-    blocks = kernel.unflatten(0, (groups, -1))  # (groups, out / groups, in / groups, height, width)
-    if grouped <= out // groups:
-        columns = torch.stack([window(x, a, b) for a, b in taps], 3)  # (batch, groups, in, taps, rows, columns)
-        product = blocks.flatten(2) @ columns.reshape(batch, groups, grouped * len(taps), sizes[0] * sizes[1])
-        return product.reshape(batch, out, *sizes)
-    by_tap = blocks.permute(0, 3, 4, 1, 2).reshape(groups, -1, grouped)
-    product = (by_tap @ x.flatten(3)).reshape(batch, groups, len(taps), out // groups, *x.shape[3:])
-    total = window(product[:, :, 0], *taps[0]).clone()
-    for index, (a, b) in enumerate(taps[1:], 1):
-        total += window(product[:, :, index], a, b)
-    return total.reshape(batch, out, *sizes)
+def _unpadded(op: Conv2d) -> Conv2d:
+    """The convolution of images that have their border already."""
+    size = [axis.size + axis.before + axis.after for axis in (op.rows, op.columns)]
+    stride, dilation = (op.rows.stride, op.columns.stride), (op.rows.dilation, op.columns.dilation)
+    return Conv2d(op.kernel, (size[0], size[1]), 0, "zeros", stride, dilation, op.groups)
 
 
 def spread_bound(op: Dense | Conv2d) -> float:

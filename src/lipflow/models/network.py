@@ -1,17 +1,25 @@
 """A network: named stages in a chain, the shape of its input, and how it was built."""
 
+import math
 from collections import OrderedDict
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lipflow.blocks import Head
 from lipflow.bound import Bound, Domain, Lipschitz, Shape, fold, fold_origin, in_order
+from lipflow.flows.together import followed, hold, in_chains, iterate, through
 
 
 class Network(Lipschitz):
-    """Stages applied one after the other to pixels in [0, 1]  # (batch, *in_shape) → (batch, classes)."""
+    """Stages applied one after the other to pixels in [0, 1]  # (batch, *in_shape) → (batch, classes).
+
+    With `checkpoint_activations`, training keeps the activations between segments of layers only, and computes the
+    others again in the backward pass: memory grows like the square root of the depth, for one more forward pass.
+    """
 
     def __init__(self, stages: "OrderedDict[str, nn.Module]", in_shape: Shape) -> None:
         super().__init__()
@@ -19,6 +27,7 @@ class Network(Lipschitz):
         self.in_shape = in_shape
         self.name: str | None = None
         self.sizes: dict[str, Any] = {}
+        self.checkpoint_activations = False
         self.see(in_shape)
 
     def see(self, in_shape: Shape) -> None:
@@ -42,7 +51,27 @@ class Network(Lipschitz):
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim != 4 or tuple(x.shape[1:]) != self.in_shape:
             raise ValueError(f"this network takes (batch, {', '.join(map(str, self.in_shape))}), not {tuple(x.shape)}")
-        return self.stages(x)
+        if torch.compiler.is_compiling():
+            return self.stages(x)
+        layers = in_chains(self.stages)
+        if not self.training:
+            return through(layers, x)
+        weights = followed(self)
+        iterate(weights)
+        with hold(weights):
+            return self._sparing(layers, x) if self.checkpoint_activations else through(layers, x)
+
+    def _sparing(self, layers: list[nn.Module], x: Tensor) -> Tensor:
+        """Through all layers, keeping what passes between segments of about √n of n layers only."""
+
+        def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+            return nullcontext(), hold(self.modules())
+
+        length = math.isqrt(len(layers) - 1) + 1
+        for first in range(0, len(layers), length):
+            segment = layers[first : first + length]
+            x = cast(Tensor, checkpoint(through, segment, x, use_reentrant=False, context_fn=contexts))
+        return x
 
     def bound(self, domain: Domain) -> Bound:
         return fold(in_order(self.stages), domain._replace(shape=self.in_shape))

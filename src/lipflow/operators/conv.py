@@ -76,6 +76,9 @@ class Conv2d(LinearOperator):
     def weight(self) -> Tensor:
         return self.kernel
 
+    def with_weight(self, weight: Tensor) -> "Conv2d":
+        return self.with_kernel(weight)
+
     @property
     def in_shape(self) -> tuple[int, int, int]:
         return (self.kernel.shape[1] * self.groups, self.rows.size, self.columns.size)
@@ -94,11 +97,27 @@ class Conv2d(LinearOperator):
     def adjoint(self, y: Tensor) -> Tensor:
         _require_shape(y, self.out_shape, "the adjoint of Conv2d takes")
         stride, dilation, unread = self._pair("stride"), self._pair("dilation"), self._pair("unread")
+        if self._symmetric and stride == (1, 1) and all(a.before < a.extent for a in (self.rows, self.columns)):
+            margins = (self.rows.extent - 1 - self.rows.before, self.columns.extent - 1 - self.columns.before)
+            return F.conv2d(y, self.turned, None, 1, margins, dilation, self.groups)
         if self._symmetric:
             return F.conv_transpose2d(y, self.kernel, None, stride, self._pair("before"), unread, self.groups, dilation)
         # Positions past the last window are read by nothing, so the adjoint puts zeros there.
         padded = F.conv_transpose2d(y, self.kernel, None, stride, 0, 0, self.groups, dilation)
         return self.unpad(F.pad(padded, (0, unread[1], 0, unread[0])))
+
+    @property
+    def turned(self) -> Tensor:
+        """The kernel of the adjoint: taps reversed, and inputs and outputs exchanged in each group."""
+        blocks = self.kernel.unflatten(0, (self.groups, -1))
+        return blocks.transpose(1, 2).flip(3, 4).flatten(0, 1)
+
+    def outer(self, y: Tensor, x: Tensor) -> Tensor:
+        """The derivative of ⟨y, Wx⟩, summed over the batch, with respect to the kernel."""
+        padded, padding = (x, self._pair("before")) if self._symmetric else (self.pad(x), (0, 0))
+        geometry = (self._pair("stride"), padding, self._pair("dilation"), False, (0, 0), self.groups)
+        only_the_kernel = (False, True, False)
+        return torch.ops.aten.convolution_backward(y, padded, self.kernel, None, *geometry, only_the_kernel)[1]
 
     @property
     def _symmetric(self) -> bool:

@@ -39,5 +39,8 @@ class Dense(LinearOperator):
             raise ValueError(f"the adjoint of Dense takes (..., {self._weight.shape[0]}), not {tuple(y.shape)}")
         return y @ self._weight
 
+    def with_weight(self, weight: Tensor) -> "Dense":
+        return Dense(weight)
+
     def __repr__(self) -> str:
         return f"Dense({self._weight.shape[1]} → {self._weight.shape[0]})"

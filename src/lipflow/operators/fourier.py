@@ -5,9 +5,16 @@ K̂(ω) = Σ_j K_j e^{iω·dj} of out × in channels.
 """
 
 import math
+from collections.abc import Iterator
+from itertools import product
 
 import torch
 from torch import Tensor
+
+Side = tuple[int, int]  # one axis of a torus: its side N, and its twist θ/π, 0 or 1
+Torus = tuple[Side, Side]
+CHUNK_BYTES = 256 * 2**20  # frequencies are taken in chunks of about this size
+MOST_BYTES = 2 * 2**30  # one frequency with all its aliases may take this much
 
 
 def unit_circle(numerators: Tensor, denominator: int) -> tuple[Tensor, Tensor]:
@@ -64,3 +71,40 @@ def symbol(kernel: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor
         return (wave.T @ taps.T).reshape(-1, out, grouped)
 
     return part(cosine), part(sine)
+
+
+def symbols(
+    kernel: Tensor,
+    dilation: tuple[int, int],
+    torus: Torus,
+    strides: tuple[int, int],
+) -> Iterator[Tensor]:
+    """The symbols at half of the coarse frequencies, aliases side by side, as real matrices [[Re, -Im], [Im, Re]]."""
+    out, grouped, height, width = kernel.shape
+    sides, twist = (torus[0][0], torus[1][0]), (torus[0][1], torus[1][1])
+    coarse = [n // s for n, s in zip(sides, strides, strict=True)]
+    aliases = strides[0] * strides[1]
+    # f and -f (with a half twist: -f - 1) are conjugate, so the first axis needs half of its frequencies.
+    half = (coarse[0] + 1) // 2 if twist[0] else coarse[0] // 2 + 1
+    one = 32 * out * grouped * aliases
+    if one > MOST_BYTES:
+        raise ValueError(
+            f"strides {strides} put {aliases} symbols of {out} × {grouped} side by side, {one / 2**30:.1f} GiB for one "
+            f"frequency, more than {MOST_BYTES / 2**30:g}; use a smaller stride"
+        )
+    at_once = max(1, CHUNK_BYTES // one)
+    for first, second in product(_chunks(half, at_once // coarse[1]), _chunks(coarse[1], at_once)):
+        rows = (first[:, None] + coarse[0] * torch.arange(strides[0])).flatten()
+        columns = (second[:, None] + coarse[1] * torch.arange(strides[1])).flatten()
+        cosine, sine = phases((height, width), dilation, sides, (rows, columns), twist)
+
+        def side_by_side(part: Tensor, counts: tuple[int, int] = (len(first), len(second))) -> Tensor:
+            part = part.reshape(counts[0], strides[0], counts[1], strides[1], out, grouped)
+            return part.permute(0, 2, 4, 1, 3, 5).reshape(counts[0] * counts[1], out, aliases * grouped)
+
+        real, imaginary = (side_by_side(part) for part in symbol(kernel, cosine, sine))
+        yield torch.cat([torch.cat([real, -imaginary], -1), torch.cat([imaginary, real], -1)], -2)
+
+
+def _chunks(count: int, at_once: int) -> tuple[Tensor, ...]:
+    return torch.arange(count).split(max(1, at_once))

@@ -24,6 +24,10 @@ class LinearOperator(ABC):
     def weight(self) -> Tensor:
         """The numbers that define W; dtype and device follow them."""
 
+    @abstractmethod
+    def with_weight(self, weight: Tensor) -> "LinearOperator":
+        """The same map with another weight of the same shape."""
+
     @property
     @abstractmethod
     def in_shape(self) -> tuple[int, ...]:

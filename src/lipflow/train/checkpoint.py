@@ -8,10 +8,8 @@ Note [how a checkpoint is written]
     digest does, and is whole if the digest fits. The last two are kept, so that one good one is there at any moment.
 """
 
-import contextlib
 import hashlib
 import json
-import os
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,29 +21,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lipflow.files import write_atomic
 from lipflow.models import Network, build
 
 KEEP = 2
 FORMAT = 1
 _FIELDS: dict[str, type] = {"format": int, "model": str, "classes": int, "in_shape": list, "sizes": dict}
-
-
-def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file, sync it to the disk, and give it its name in one step."""
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.touch()
-    mode = temporary.stat().st_mode  # what the user's umask says; safetensors makes files that no one else can read
-    write(temporary)
-    temporary.chmod(mode)
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    with contextlib.suppress(OSError):  # a folder cannot be synced on every system
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 # A trained network: weights, and how to build the network that they belong to.

@@ -45,6 +45,14 @@ class Ranks:
         dist.all_reduce(total)
         return total.tolist()
 
+    def gather(self, parts: list[T]) -> list[T]:
+        """The lists of all ranks, one after the other, on each."""
+        if self.world == 1:
+            return parts
+        gathered: list[list[T]] = [[] for _ in range(self.world)]
+        dist.all_gather_object(gathered, parts)
+        return [part for rank in gathered for part in rank]
+
     def agree(self, value: int) -> int:
         """The first rank's value, on every rank."""
         return round(self.sum([value if self.first else 0])[0])
@@ -106,3 +114,14 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", local_rank)
     return device
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """So many CPU threads for a while; 0 is as many as there are now. A small network runs best as it was trained."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -43,6 +43,7 @@ class Learner:
     def __init__(self, network: Network, run: Run, split: Split, ranks: Ranks) -> None:
         self.network = network.to(ranks.device).train()
         self.run, self.split, self.ranks = run, split, ranks
+        self.network.checkpoint_activations = run.checkpoint_activations
         self.loss = make_loss(run.recipe, network)
         self.parallel = ranks.wrap(network)
         self.optimiser = make_optimiser(network, run.recipe)

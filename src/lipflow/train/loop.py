@@ -6,12 +6,12 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from lipflow.data import Dataset, load
+from lipflow.data import Dataset, Split, load
 from lipflow.models import Network
 from lipflow.train.budget import steps_within
 from lipflow.train.checkpoint import Checkpoints, save_model
@@ -20,6 +20,7 @@ from lipflow.train.distributed import Ranks, join
 from lipflow.train.duration import format_duration, parse_duration
 from lipflow.train.ending import Interrupted, NonFiniteLoss, Signals
 from lipflow.train.estimate import Estimate, estimate
+from lipflow.train.exact import Exact, exact
 from lipflow.train.learner import Learner, make_network
 from lipflow.train.record import BEST, FINAL, Record, environment, load_run
 from lipflow.train.run import Run, differences
@@ -34,6 +35,7 @@ class Result:
     folder: Path
     network: Network
     validation: Estimate | None
+    exact: Exact | None = None  # None if there is nothing to certify, or nobody asked
 
 
 def train(run: Run, resume: bool = False) -> Result:
@@ -48,7 +50,7 @@ def train(run: Run, resume: bool = False) -> Result:
         if stored is None and ranks.first:
             _require_new(folder)
         if stored is not None and (folder / FINAL).is_file():
-            return _ended(folder, ranks)
+            return _ended(folder, stored, ranks)
         data = ranks.in_turn(lambda: load(run.data, run.data_dir, image_size=run.image_size, validation=run.validation))
         learner = Learner(make_network(run, data), run, data.train, ranks)
         record = stored or Record(run, _steps(run, learner, data, began), environment(ranks))
@@ -70,36 +72,42 @@ def _run(record: Record, learner: Learner, data: Dataset) -> Result:
     """From the last checkpoint, or the start, to the end of the schedule."""
     steps, ranks, checkpoints = record.steps, learner.ranks, Checkpoints(learner.run.folder / "checkpoints")
     standing = _take_up(learner, checkpoints)
-    with _scribe(learner, standing, steps, checkpoints) as scribe, Signals() as signals:
+    with _scribe(learner, standing, steps, checkpoints) as scribe:
         if scribe:
             scribe.say(_opening(record, learner, data, standing))
-        for step, epoch, batch in learner.visits(standing.step, steps):
-            began, rate = time.monotonic(), rate_at(step, steps, learner.run.recipe)
-            loss, asked_to_stop = ranks.sum([learner.gradients(batch, epoch), signals.received])
-            if not math.isfinite(loss):
-                raise NonFiniteLoss(_lost(loss, step, steps, rate, learner, checkpoints))
-            learner.update(rate)
-            standing.step = step + 1
-            standing.epoch_loss += loss * len(batch)
-            standing.epoch_images += len(batch)
-            if scribe:
-                scribe.step(epoch, loss, rate)
-            standing.seconds += time.monotonic() - began
-            if standing.step % learner.steps_per_epoch == 0 or standing.step == steps:
-                standing.validation = _validate(learner, data)
+        with Signals() as signals:
+            for step, epoch, batch in learner.visits(standing.step, steps):
+                began, rate = time.monotonic(), rate_at(step, steps, learner.run.recipe)
+                loss, asked_to_stop = ranks.sum([learner.gradients(batch, epoch), signals.received])
+                if not math.isfinite(loss):
+                    raise NonFiniteLoss(_lost(loss, step, steps, rate, learner, checkpoints))
+                learner.update(rate)
+                standing.step = step + 1
+                standing.epoch_loss += loss * len(batch)
+                standing.epoch_images += len(batch)
                 if scribe:
-                    scribe.epoch(epoch, standing.epoch_loss / standing.epoch_images, standing.validation)
-                standing.epoch_loss, standing.epoch_images = 0.0, 0
-            if scribe and (asked_to_stop or scribe.due or standing.step == steps):
-                scribe.save()
-            if asked_to_stop and standing.step < steps:
-                ranks.wait()  # torchrun ends all ranks once one has ended, and the first may still be writing
-                raise Interrupted(signals.received or signal.SIGTERM, standing.step, learner.run.folder)
+                    scribe.step(epoch, loss, rate)
+                standing.seconds += time.monotonic() - began
+                if standing.step % learner.steps_per_epoch == 0 or standing.step == steps:
+                    standing.validation = _validate(learner, data)
+                    if scribe:
+                        scribe.epoch(epoch, standing.epoch_loss / standing.epoch_images, standing.validation)
+                    standing.epoch_loss, standing.epoch_images = 0.0, 0
+                if scribe and (asked_to_stop or scribe.due or standing.step == steps):
+                    scribe.save()
+                if asked_to_stop and standing.step < steps:
+                    ranks.wait()  # torchrun ends all ranks once one has ended, and the first may still be writing
+                    raise Interrupted(signals.received or signal.SIGTERM, standing.step, learner.run.folder)
+        # The last checkpoint is written: whoever stops the run here may resume it, and comes back to this line.
+        found = _certify(learner, data, scribe)
         if scribe:
+            if found is not None:
+                scribe.exact(found)
+            replace(record, exact=found).write(learner.run.folder)
             save_model(learner.network, learner.run.folder / FINAL)
-            scribe.say(_closing(learner, standing))
+            scribe.say(_closing(learner, standing, found))
     ranks.wait()
-    return Result(learner.run.folder, learner.network.eval(), standing.validation)
+    return Result(learner.run.folder, learner.network.eval(), standing.validation, found)
 
 
 def _validate(learner: Learner, data: Dataset) -> Estimate | None:
@@ -107,6 +115,22 @@ def _validate(learner: Learner, data: Dataset) -> Estimate | None:
         return None
     recipe = learner.run.recipe
     return estimate(learner.network, data.validation, recipe.radii, recipe.batch_size, learner.ranks)
+
+
+def _certify(learner: Learner, data: Dataset, scribe: Scribe | None) -> Exact | None:
+    """The exact result on validation images. A network that cannot be frozen is trained all the same."""
+    split = data.validation
+    count = len(split) if learner.run.exact is None else min(learner.run.exact, len(split))
+    if not count:
+        return None
+    say = scribe.say if scribe else lambda line: None
+    say(f"freezing the network, and certifying {count} validation images exactly (--exact 0: skip this)")
+    part = Split(split.images[:count], split.labels[:count])
+    try:
+        return exact(learner.network, part, learner.run.recipe.radii, learner.ranks, say)
+    except (ValueError, TypeError, ArithmeticError) as error:
+        say(f"there is no exact result: {error}")
+        return None
 
 
 def _take_up(learner: Learner, checkpoints: Checkpoints) -> Standing:
@@ -148,12 +172,12 @@ def _stored(run: Run) -> Record:
     return record
 
 
-def _ended(folder: Path, ranks: Ranks) -> Result:
+def _ended(folder: Path, stored: Record, ranks: Ranks) -> Result:
     if ranks.first:
         print(f"{folder} has ended already: {folder / FINAL}")
     last = Checkpoints(folder / "checkpoints").latest()
     validation = Standing.from_json(last.numbers).validation if last else None
-    return Result(folder, load_run(folder)[1], validation)
+    return Result(folder, load_run(folder)[1], validation, stored.exact)
 
 
 @contextmanager
@@ -198,12 +222,14 @@ def _opening(record: Record, learner: Learner, data: Dataset, standing: Standing
 _MATTERS = ("torch", "machine", "device", "threads", "processes")
 
 
-def _closing(learner: Learner, standing: Standing) -> str:
+def _closing(learner: Learner, standing: Standing, found: Exact | None) -> str:
     folder = learner.run.folder
     lines = [f"{standing.step} steps in {format_duration(standing.seconds)}; {folder / FINAL} is the final network"]
     if standing.validation:
         lines.append(f"on validation images: {standing.validation}")
         lines.append(f"{folder / BEST} is the best by that estimate, of epoch {standing.best_epoch}")
+    if found is not None:
+        lines.append(f"on {found.images} validation images, by the frozen final network: {found}")
     return "\n".join(lines)
 
 

@@ -14,11 +14,11 @@ Groups = list[dict[str, Any]]
 
 
 def _adam(groups: Groups, recipe: Recipe) -> Optimizer:
-    return torch.optim.Adam(groups, recipe.lr)
+    return torch.optim.Adam(groups, recipe.lr, fused=True)
 
 
 def _sgd(groups: Groups, recipe: Recipe) -> Optimizer:
-    return torch.optim.SGD(groups, recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov)
+    return torch.optim.SGD(groups, recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov, fused=True)
 
 
 OPTIMISERS: dict[str, Callable[[Groups, Recipe], Optimizer]] = {"adam": _adam, "sgd": _sgd}

@@ -88,6 +88,12 @@ class Pace:
         return f"step {self.done}/{self.steps}  {self.rate:.3g} steps/s  {left} left"
 
 
+def images_pace(verb: str, done: int, total: int, seconds: float) -> str:
+    """A line such as: attacking 200/1000 images  12.3 images/s  1m05s left."""
+    rate = done / max(seconds, 1e-9)
+    return f"{verb} {done}/{total} images  {rate:.3g} images/s  {format_duration((total - done) / rate)} left"
+
+
 def make_progress(done: int, steps: int) -> Progress:
     """A bar on a terminal, lines elsewhere."""
     from rich.console import Console

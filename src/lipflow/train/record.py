@@ -4,16 +4,18 @@ import json
 import platform
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 import lipflow
+from lipflow.files import write_atomic
 from lipflow.models import Network
-from lipflow.train.checkpoint import load_model, write_atomic
+from lipflow.train.checkpoint import load_model
 from lipflow.train.distributed import Ranks
+from lipflow.train.exact import Exact
 from lipflow.train.run import Run
 
 FINAL, BEST = "model.safetensors", "best.safetensors"
@@ -21,16 +23,18 @@ FINAL, BEST = "model.safetensors", "best.safetensors"
 
 @dataclass(frozen=True)
 class Record:
-    """A run, the number of steps of its schedule, and what it first ran on."""
+    """A run, the number of steps of its schedule, what it first ran on, and the exact result once it has ended."""
 
     run: Run
     steps: int
     environment: Mapping[str, Any]
+    exact: Exact | None = None
 
     def write(self, folder: Path) -> None:
-        text = json.dumps(
-            {"run": self.run.to_json(), "steps": self.steps, "environment": dict(self.environment)}, indent=2
-        )
+        values: dict[str, Any] = {"run": self.run.to_json(), "steps": self.steps, "environment": dict(self.environment)}
+        if self.exact is not None:
+            values["validation_exact"] = asdict(self.exact)
+        text = json.dumps(values, indent=2)
         write_atomic(folder / "run.json", lambda temporary: temporary.write_text(text + "\n"))
 
     @classmethod
@@ -41,11 +45,12 @@ class Record:
             run, steps, environment = Run.from_json(values["run"]), values["steps"], values["environment"]
             if type(steps) is not int or steps < 1 or not isinstance(environment, dict):
                 raise ValueError(f"steps={steps!r}, environment={environment!r}")
+            exact = Exact(**values["validation_exact"]) if "validation_exact" in values else None
         except (FileNotFoundError, NotADirectoryError):
             raise ValueError(f"{folder} holds no run: there is no {path}") from None
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is not a record of a run: {error}") from None
-        return cls(run, steps, environment)
+        return cls(run, steps, environment, exact)
 
 
 def environment(ranks: Ranks) -> dict[str, Any]:

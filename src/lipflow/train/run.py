@@ -66,14 +66,20 @@ class Run:
     """cpu, cuda, cuda:1, … ; auto takes a GPU where there is one."""
     budget: str | None = None
     """End the schedule within this time (90s, 30m, 1h30m): sets the number of steps from the measured speed."""
+    checkpoint_activations: bool = False
+    """Spare memory: keep the activations of about √n of n layers, and compute the others again (a third more time)."""
     checkpoint_every: str = "5m"
     """How much time a crash may cost: a checkpoint is written so often, and when the run is asked to stop."""
+    exact: int | None = None
+    """How many validation images are certified exactly, by the frozen network, when the run ends (None: all)."""
     recipe: Recipe = field(default_factory=lambda: recipe_for("cpl-digits", "digits"))
 
     def __post_init__(self) -> None:
         if self.budget is not None and parse_duration(self.budget) <= 0:
             raise ValueError(f"--budget must be above 0, not {self.budget!r}")
         parse_duration(self.checkpoint_every)
+        if self.exact is not None and self.exact < 0:
+            raise ValueError(f"--exact is a number of images, at least 0, not {self.exact}")
 
     @classmethod
     def of(cls, model: str, data: str = "digits") -> "Run":
@@ -95,8 +101,8 @@ class Run:
         return cls(**{**_typed(cls, {k: v for k, v in values.items() if k != "recipe"}), "recipe": Recipe(**recipe)})
 
 
-# Where a run is kept, found and computed may change when it is resumed; what it computes may not.
-PLACE = ("out", "data_dir", "device", "checkpoint_every")
+# Where a run is kept, found, computed and judged may change when it is resumed; what it computes may not.
+PLACE = ("out", "data_dir", "device", "checkpoint_activations", "checkpoint_every", "exact")
 
 
 def differences(stored: Run, asked: Run) -> list[str]:

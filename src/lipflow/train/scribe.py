@@ -11,6 +11,7 @@ from lipflow.train.diagnosis import diagnosis, is_finite
 from lipflow.train.duration import parse_duration
 from lipflow.train.ending import NonFiniteLoss
 from lipflow.train.estimate import Estimate
+from lipflow.train.exact import Exact
 from lipflow.train.learner import Learner
 from lipflow.train.log import Log
 from lipflow.train.progress import make_progress
@@ -64,6 +65,10 @@ class Scribe:
         seconds = round(self.standing.seconds, 3)
         self.log.write("epoch", self.standing.step, epoch=epoch + 1, loss=loss, seconds=seconds, **values)
         self.progress.epoch(line)
+
+    def exact(self, found: Exact) -> None:
+        """The run has ended, and the validation images are certified."""
+        self.log.write("exact", self.standing.step, images=found.images, clean=found.clean, certified=found.certified)
 
     @property
     def due(self) -> bool:

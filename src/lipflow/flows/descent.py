@@ -1,0 +1,277 @@
+"""x - hWᵀσ(Wx + b) as one function with its own derivative: what a Convex Potential Layer computes, or a chain of them.
+
+Autograd would keep four activations a layer, and pass over each several times. Here the wide side of a layer is read
+and written as often as its products need. With z = x - hWᵀr, y = Wx + b, r = σ(y), a gradient g at z, and q ⊗ x for the
+derivative of ⟨q, Wx⟩ with respect to W,
+
+    q = -hσ'(y)·Wg,   dx = g + Wᵀq,   dW = q ⊗ x - hr ⊗ g,   db = Σq,   dh = -⟨r, Wg⟩.
+
+Where h = 2/(s‖Wu‖²) follows W along a fixed unit vector u, dW gains -(2h/‖Wu‖²)dh·(Wu ⊗ u).
+
+A chain keeps its first x, its last z and every narrow y. Going back, x = z + hWᵀr costs one product, as r is known: so
+its memory grows with the narrow sides only, and a few images at a time go through all layers without leaving the cache.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lipflow.operators import Conv2d, Dense, LinearOperator
+from lipflow.operators.columns import Columns
+from lipflow.operators.norm import norm
+
+Sigma = Callable[[Tensor], Tensor]
+FEW = 16  # convolutions to fewer channels run by columns: oneDNN works on 16 at a time
+
+
+class Follow(NamedTuple):
+    """The step size h = 2/(s‖Wu‖²) that follows the norm of W, for slopes in [0, s] and a unit vector u."""
+
+    u: Tensor
+    high: float
+
+    def size(self, op: LinearOperator) -> Tensor:
+        """h, differentiable in W."""
+        return two_over(self.high * norm(op(self.u[None])) ** 2)
+
+
+def two_over(smoothness: Tensor) -> Tensor:
+    """2/ℓ; where a potential is flat (ℓ = 0) any h will do, and we take 0."""
+    flat = smoothness <= 2 * torch.finfo(smoothness.dtype).tiny
+    return torch.where(flat, 0.0, 2 / torch.where(flat, 1.0, smoothness))
+
+
+class Layer(NamedTuple):
+    """x - hWᵀσ(Wx + b), with b along the rows of a matrix, or the output channels of a convolution."""
+
+    op: LinearOperator
+    bias: Tensor | None
+    h: Follow | float
+    sigma: Sigma
+
+    def plain(self, x: Tensor) -> Tensor:
+        """The layer written out, for autograd, compilers and transforms to do with as they like."""
+        return x - self.size() * self.op.adjoint(self.sigma(shift(self.op(x), self.bias)))
+
+    def size(self) -> Tensor | float:
+        return self.h.size(self.op) if isinstance(self.h, Follow) else self.h
+
+    def joins(self, other: "Layer") -> bool:
+        """Whether the two run well as a chain: by columns, and on the same shapes."""
+        a, b = self.op, other.op
+        if not (isinstance(a, Conv2d) and isinstance(b, Conv2d) and _by_columns(a) and _by_columns(b)):
+            return False
+        return a.kernel.shape == b.kernel.shape and (a.rows, a.columns) == (b.rows, b.columns)
+
+
+def shift(y: Tensor, bias: Tensor | None) -> Tensor:
+    """y + b, with b along the first axis of each member of the batch."""
+    return y if bias is None else y + bias.reshape(-1, *[1] * (y.ndim - 2))
+
+
+def descend(x: Tensor, *layers: Layer) -> Tensor:
+    """x after some layers, each of which joins the next."""
+    if not all(_fusible(x, layer.op) for layer in layers):
+        for layer in layers:
+            x = layer.plain(x)
+        return x
+    return _Descend.apply(x, layers, *(t for layer in layers for t in (layer.op.weight, layer.bias)))
+
+
+def _fusible(x: Tensor, op: LinearOperator) -> bool:
+    """Whether x and W are numbers in memory, of one type; compilers, transforms and autocast take the plain form."""
+    return (
+        isinstance(op, Dense | Conv2d)
+        and not x.is_meta
+        and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled(x.device.type)
+        and not torch._C._are_functorch_transforms_active()
+        and x.dtype == op.weight.dtype
+    )
+
+
+class _Descend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layers: Sequence[Layer], *parameters: Tensor | None) -> Tensor:
+        maps = _runners(layers)
+        wide = maps[0].layout(x)
+        sizes = [torch.as_tensor(layer.size(), dtype=x.dtype, device=x.device) for layer in layers]
+        kept: list[list[Tensor]] = [[] for _ in layers]
+        z = torch.empty_like(wide)
+        for part in maps[0].chunks(len(wide)):
+            at, out = wide[part], z[part]
+            for w, layer, h, ys in zip(maps, layers, sizes, kept, strict=True):
+                ys.append(shift(w.narrow(at), layer.bias))
+                w.widen(w.unfold(h * layer.sigma(ys[-1])), out, onto=at, sign=-1)
+                at = out
+        ys = [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in kept]
+        ctx.save_for_backward(x, *([z] if len(layers) > 1 else []), *ys, *sizes, *parameters)
+        ctx.layers = layers
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        layers, count = ctx.layers, len(ctx.layers)
+        x, *saved = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True: this derivative may itself be differentiated
+            return _differentiable(x, layers, saved[-2 * count :], ctx.needs_input_grad, grads[0])
+        maps, z = _runners(layers), saved.pop(0) if count > 1 else x
+        ys, sizes = saved[:count], saved[count : 2 * count]
+        x, z, g = (maps[0].layout(t) for t in (x, z, grads[0]))
+        wants_x, _, *wants = ctx.needs_input_grad
+        dx = torch.empty_like(x) if wants_x else None
+        sums = [
+            _Sums(w, layer, *wants[2 * i : 2 * i + 2]) for i, (w, layer) in enumerate(zip(maps, layers, strict=True))
+        ]
+        for part in maps[0].chunks(len(x)):
+            at, slope = z[part], g[part]
+            for i in reversed(range(count)):
+                w, h, total = maps[i], sizes[i], sums[i]
+                wg = w.narrow(slope)
+                r, slope_wg = _with_slope(layers[i].sigma, ys[i][part], wg)
+                if i or total.weight is not None:
+                    hr = w.unfold(h * r)
+                    total.step(r, wg)
+                    total.outer(hr, slope, sign=-1)
+                    if i:
+                        before = torch.empty_like(at) if at.data_ptr() == z[part].data_ptr() else at
+                        w.widen(hr, before, onto=at)
+                        at = before
+                    else:
+                        at = x[part]
+                q = slope_wg.mul_(-h)
+                total.shift(q)
+                if i or dx is not None or total.weight is not None:
+                    unfolded = w.unfold(q)
+                    total.outer(unfolded, at)
+                    if i or dx is not None:
+                        below = dx[part] if dx is not None and not i else torch.empty_like(slope)
+                        w.widen(unfolded, below, onto=slope)
+                        slope = below
+        results = [t for total, h in zip(sums, sizes, strict=True) for t in total.results(h)]
+        return dx, None, *results
+
+
+class _Sums:
+    """What the chunks add up to for one layer: the derivatives of its weight, bias and step size."""
+
+    def __init__(self, w: "Runner", layer: Layer, wants_weight: bool, wants_bias: bool) -> None:
+        self.w, self.layer = w, layer
+        self.weight = w.gradient() if wants_weight else None
+        self.bias = torch.zeros_like(layer.bias) if wants_bias and layer.bias is not None else None
+        self.dh: Tensor | float = 0.0
+
+    def step(self, r: Tensor, wg: Tensor) -> None:
+        if self.weight is not None:
+            self.dh = self.dh - torch.dot(r.flatten(), wg.flatten())
+
+    def shift(self, q: Tensor) -> None:
+        if self.bias is not None:
+            self.bias += q.transpose(0, 1).flatten(1).sum(1)
+
+    def outer(self, unfolded: Tensor, wide: Tensor, sign: int = 1) -> None:
+        if self.weight is not None:
+            self.w.add_gradient(self.weight, unfolded, wide, sign)
+
+    def results(self, h: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        if self.weight is None:
+            return None, self.bias
+        if isinstance(self.layer.h, Follow):
+            u = self.layer.h.u[None]
+            slope = -self.layer.h.high * h**2 * self.dh  # as 2h/‖Wu‖² = sh²
+            self.outer(self.w.unfold(slope * self.layer.op(u)), u)
+        return self.w.weight_of(self.weight), self.bias
+
+
+def _with_slope(sigma: Sigma, y: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """σ(y), and σ'(y)·t."""
+    if sigma is torch.relu:
+        return torch.relu(y), torch.ops.aten.threshold_backward(t, y, 0)
+    with torch.enable_grad():
+        leaf = y.detach().requires_grad_()
+        r = sigma(leaf)
+    return r.detach(), torch.autograd.grad(r, leaf, t)[0]
+
+
+def _differentiable(
+    x: Tensor, layers: Sequence[Layer], parameters: Sequence[Tensor | None], needed: Sequence[bool], g: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The derivatives of the plain form, as functions that can be differentiated again."""
+    z = x
+    for layer, weight, bias in zip(layers, parameters[::2], parameters[1::2], strict=True):
+        assert weight is not None
+        z = layer._replace(op=layer.op.with_weight(weight), bias=bias).plain(z)
+    inputs = (x, None, *parameters)
+    wanted = [t for t, need in zip(inputs, needed, strict=True) if need and t is not None]
+    found = iter(torch.autograd.grad(z, wanted, g, create_graph=True))
+    return tuple(next(found) if need else None for need in needed)
+
+
+# How W is run: a matrix or a convolution on the whole batch by torch, or a few images at a time by columns
+
+
+def _runners(layers: Sequence[Layer]) -> "list[Runner]":
+    runners: list[Runner] = []
+    for op in (layer.op for layer in layers):
+        if isinstance(op, Dense):
+            runners.append(_Matrix(op))
+        else:
+            assert isinstance(op, Conv2d)
+            like = runners[0] if runners and isinstance(runners[0], Columns) else None
+            runners.append(Columns(op, like) if _by_columns(op) else _Convolution(op))
+    return runners
+
+
+def _by_columns(op: Conv2d) -> bool:
+    out, into = op.kernel.shape[:2]
+    few = out < FEW or op.kernel.dtype == torch.float64  # oneDNN has no float64
+    return few and out <= into and op.groups == 1 and op.padding_mode == "zeros" and op.kernel.device.type == "cpu"
+
+
+class _Matrix:
+    """A matrix, whose products are added to what is there."""
+
+    def __init__(self, op: Dense) -> None:
+        self.op, self.weight = op, op.weight
+
+    def layout(self, x: Tensor) -> Tensor:
+        return x
+
+    def chunks(self, batch: int) -> Iterator[slice]:
+        yield slice(None)
+
+    def narrow(self, x: Tensor) -> Tensor:
+        return self.op(x)
+
+    def unfold(self, y: Tensor) -> Tensor:
+        return y
+
+    def widen(self, y: Tensor, out: Tensor, onto: Tensor, sign: int = 1) -> None:
+        torch.addmm(onto, y, self.weight, alpha=sign, out=out)
+
+    def gradient(self) -> Tensor:
+        return torch.zeros_like(self.weight)
+
+    def add_gradient(self, total: Tensor, y: Tensor, x: Tensor, sign: int = 1) -> None:
+        total.addmm_(y.T, x, alpha=sign)
+
+    def weight_of(self, total: Tensor) -> Tensor:
+        return total
+
+
+class _Convolution(_Matrix):
+    """A convolution as torch runs it."""
+
+    def __init__(self, op: Conv2d) -> None:
+        self.op, self.weight = op, op.kernel
+
+    def widen(self, y: Tensor, out: Tensor, onto: Tensor, sign: int = 1) -> None:
+        torch.add(onto, self.op.adjoint(y), alpha=sign, out=out)
+
+    def add_gradient(self, total: Tensor, y: Tensor, x: Tensor, sign: int = 1) -> None:
+        total.add_(self.op.outer(y, x), alpha=sign)
+
+
+Runner = _Matrix | Columns

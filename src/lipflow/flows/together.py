@@ -1,0 +1,132 @@
+"""What the layers of a network do better together than each on its own.
+
+Consecutive Convex Potential Layers run as one function (`through`). And the power iterations before a training step are
+one for all layers of a shape (`iterate`): a layer on its own iterates in its forward pass, on one vector, which makes
+many small products; layers of a shape are the groups of one grouped convolution. While u is held, a layer may run twice
+in a step, as recomputed activations do.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from lipflow.flows.descent import Layer, descend
+from lipflow.flows.field import ConvexPotential
+from lipflow.flows.flow import Flow
+from lipflow.flows.step import ExplicitEuler
+from lipflow.flows.weight import HELD, ConvWeight, Weight
+from lipflow.operators import Conv2d
+from lipflow.operators.columns import run
+from lipflow.operators.norm import power_iteration
+
+
+def through(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
+    """x after all layers, consecutive Convex Potential Layers as one function."""
+    chain: list[Layer] = []
+    for module in layers:
+        layer = _as_layer(module, x)
+        if chain and (layer is None or not chain[-1].joins(layer)):
+            x, chain = descend(x, *chain), []
+        if layer is None:
+            x = module(x)
+        else:
+            chain.append(layer)
+    return descend(x, *chain) if chain else x
+
+
+def in_chains(chain: nn.Sequential) -> list[nn.Module]:
+    """The layers of chains within chains, in their order; a chain that someone listens to stays whole."""
+    children = (m for m in chain._modules.values() if m is not None)
+    parts = (in_chains(m) if type(m) is nn.Sequential and not _has_hooks(m) else [m] for m in children)
+    return [layer for part in parts for layer in part]
+
+
+def _as_layer(module: nn.Module, x: Tensor) -> Layer | None:
+    """A Convex Potential Layer that nobody listens to, on inputs of x's shape."""
+    if type(module) is not Flow or any(_has_hooks(m) for m in module.modules()):
+        return None
+    if not (isinstance(module.step, ExplicitEuler) and isinstance(module.field, ConvexPotential)):
+        return None
+    return module.field.layer(x, module.step.h)
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def followed(network: nn.Module) -> list[Weight]:
+    """The weights whose norm some step size follows, of those layers that have seen their input size."""
+    flows = (m for m in network.modules() if isinstance(m, Flow))
+    return [
+        flow.field.weight
+        for flow in flows
+        if isinstance(flow.field, ConvexPotential)
+        and isinstance(flow.step, ExplicitEuler)
+        and flow.step.h is None
+        and flow.field.weight.u.numel()
+        and not flow.field.weight.u.is_meta
+    ]
+
+
+@contextmanager
+def hold(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Within this, no forward pass moves the vectors of these weights and scales."""
+    token = HELD.set(HELD.get() | {id(module) for module in modules})
+    try:
+        yield
+    finally:
+        HELD.reset(token)
+
+
+@torch.no_grad()
+def iterate(weights: Sequence[Weight]) -> None:
+    """One power iteration of every weight, kept."""
+    alike: dict[Hashable, list[Weight]] = defaultdict(list)
+    for weight in weights:
+        alike[_likeness(weight)].append(weight)
+    for group in alike.values():
+        if isinstance(group[0], ConvWeight) and len(group) > 1:
+            _iterate_as_one([weight for weight in group if isinstance(weight, ConvWeight)])
+        else:
+            # Matrices are read once in any case: to stack them would only copy them.
+            for weight in group:
+                weight.u.copy_(power_iteration(weight.operator(None), weight.u, 1))
+
+
+def _likeness(weight: Weight) -> Hashable:
+    geometry = repr(weight.geometry) if isinstance(weight, ConvWeight) else ""
+    return type(weight), weight.weight.shape, weight.u.shape, geometry, weight.u.dtype, weight.u.device
+
+
+def _iterate_as_one(weights: Sequence[ConvWeight]) -> None:
+    count, first = len(weights), weights[0]
+    geometry = {**first.geometry, "groups": count * first.geometry["groups"]}
+    size = first.in_size
+    assert size is not None
+    op = Conv2d(torch.cat([weight.weight for weight in weights]), size, **geometry)
+    old = torch.stack([weight.u for weight in weights])
+    v = _units(_apply(op, old.reshape(1, *op.in_shape)), count)
+    new = _units(_apply(op, v, forward=False), count).reshape(old.shape)
+    moved = (new != 0).flatten(1).any(1)  # where WᵀWu = 0 there is nothing to follow, and u stays
+    for weight, u, keep in zip(weights, new, moved, strict=True):
+        weight.u.copy_(torch.where(keep, u, weight.u))
+
+
+def _apply(op: Conv2d, x: Tensor, forward: bool = True) -> Tensor:
+    if op.padding_mode == "zeros" and x.device.type == "cpu":
+        return run(op, x, forward)
+    return op(x) if forward else op.adjoint(x)
+
+
+def _units(x: Tensor, count: int) -> Tensor:
+    """Each of `count` equal parts of x, of norm 1; or 0 where it is 0."""
+    parts = x.reshape(count, -1)
+    scaled = parts / parts.abs().amax(1, keepdim=True)  # squares would overflow or vanish
+    return torch.where(parts.ne(0).any(1, keepdim=True), scaled / scaled.norm(dim=1, keepdim=True), 0.0).reshape(
+        x.shape
+    )

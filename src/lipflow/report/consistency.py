@@ -1,0 +1,58 @@
+"""certified ≤ attacked ≤ clean, image by image: what contradicts a certificate is said, and never averaged away.
+
+A certificate says that no image in a ball has another label. One image that an attack found there refutes it, whatever
+the averages are. A label that an attack is said to have mended, and a larger ball that is safer than a smaller one,
+cannot be either.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+
+from lipflow.report.evidence import Certificate, Evidence, Examples, Outcome
+from lipflow.train.recipe import radius
+
+
+def contradictions(run: Evidence) -> list[str]:
+    """What cannot be true in a run, in words; nothing if all is well or there is nothing to compare."""
+    if run.certificate is None or run.outcome is None:
+        return []
+    examples = run.outcome.examples
+    found = _outcomes(run.certificate, run.outcome) + ([] if examples is None else _examples(run.certificate, examples))
+    return [f"{run.name}: {text}" for text in found]
+
+
+def compared(run: Evidence) -> int:
+    """How many times a certified image was attacked inside of its ball: each could have been a contradiction."""
+    if run.certificate is None or run.outcome is None:
+        return 0
+    counted = len(run.outcome)
+    return sum(int(run.certificate.certified(radius(eps))[:counted].sum()) for eps in run.outcome.standing)
+
+
+def _outcomes(certificate: Certificate, outcome: Outcome) -> list[str]:
+    found = []
+    for eps, standing in outcome.standing.items():
+        certified = certificate.certified(radius(eps))[: len(outcome)]
+        found += _say(certified & ~standing, f"certified at ε = {eps}, yet broken there by an attack")
+        found += _say(standing & ~outcome.clean, f"standing at ε = {eps}, yet wrong to begin with")
+    for (smaller, before), (larger, after) in pairwise(outcome.standing.items()):
+        found += _say(after & ~before, f"broken at ε = {smaller}, yet standing in the larger ball of {larger}")
+    return found
+
+
+def _examples(certificate: Certificate, examples: Examples) -> list[str]:
+    label, radii = certificate.label[examples.index], certificate.radius[examples.index]
+    inside = (examples.inside_label != label) & (examples.inside_distance < radii)
+    near = examples.found & (examples.nearest_label != label) & (examples.nearest_distance < radii)
+    return _say(inside, "with another label found inside of the certified ball", examples.index) + _say(
+        near, "with an adversarial image nearer than the certified radius", examples.index
+    )
+
+
+def _say(wrong: np.ndarray, what: str, index: np.ndarray | None = None) -> list[str]:
+    where = np.flatnonzero(wrong) if index is None else index[wrong]
+    if not len(where):
+        return []
+    shown = ", ".join(map(str, where[:5])) + (", …" if len(where) > 5 else "")
+    return [f"{len(where)} image{'s' if len(where) > 1 else ''} {what} (number {shown})"]

@@ -1,0 +1,160 @@
+"""Images with what was tried on them: the strongest attack in the certified ball, the nearest adversarial image beyond.
+
+Each card has a scale: how far the certificate reaches, and how far the nearest adversarial image is that was found. The
+true distance to another label lies between the two.
+"""
+
+import base64
+import math
+import struct
+import zlib
+from html import escape
+
+import numpy as np
+
+from lipflow.data import DOWNLOADS
+from lipflow.report.evidence import Certificate, Evidence, Examples
+
+PLAIN = 12  # images of a run that has not been attacked
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """A PNG file of bytes  # (height, width) grey, or (height, width, 3)."""
+    height, width = pixels.shape[:2]
+    rows = np.ascontiguousarray(pixels, dtype=np.uint8).reshape(height, -1)
+    lines = b"".join(b"\0" + row.tobytes() for row in rows)  # a filter byte, then the pixels
+    header = struct.pack(">IIBBBBB", width, height, 8, 0 if pixels.ndim == 2 else 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
+
+
+def as_bytes(image: np.ndarray) -> np.ndarray:
+    """An image  # (channels, height, width), bytes or in [0, 1] → bytes to show: of 3 channels, or of their mean."""
+    unit = image / 255 if image.dtype == np.uint8 else image
+    shown = unit.transpose(1, 2, 0) if len(unit) == 3 else unit.mean(0)
+    return np.rint(shown * 255).astype(np.uint8)
+
+
+def difference(image: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, float]:
+    """What was added to an image, around grey, enlarged to the full range; and by how much it was enlarged."""
+    before = image / 255 if image.dtype == np.uint8 else image
+    away = other - before
+    greatest = float(np.abs(away).max())
+    factor = 0.5 / greatest if greatest > 0 else 1.0
+    return as_bytes(0.5 + np.clip(factor * away, -0.5, 0.5)), factor
+
+
+def gallery(run: Evidence) -> str:
+    """The cards of a run, as HTML; every string of the run is escaped."""
+    held = run.certificate
+    if held is None or not len(held.truth):
+        return ""
+    names = _names(run, held.logits.shape[1])
+    examples = None if run.outcome is None else run.outcome.examples
+    if examples is None:
+        order = held.radius.argsort(kind="stable")
+        index = order[np.linspace(0, len(order) - 1, min(PLAIN, len(order))).round().astype(int)]
+        cards = [_card(held, int(i), names, [_original(held, int(i), names)]) for i in index]
+        return f'<ul class="cards plain">{"".join(cards)}</ul>'
+    reach = _reach(held, examples)
+    cards = [_attacked(held, examples, k, names, reach) for k in range(len(examples.index))]
+    return f'<ul class="cards">{"".join(cards)}</ul>'
+
+
+def _attacked(held: Certificate, examples: Examples, k: int, names: list[str], reach: float) -> str:
+    i = int(examples.index[k])
+    label, radius, image = int(held.label[i]), float(held.radius[i]), held.images[i]
+    scores = held.logits[i]
+    margin = float(scores[label] - np.delete(scores, label).max())
+    inside, said = examples.inside[k], int(examples.inside_label[k])
+    stands = said == label
+    panels = [_original(held, i, names)]
+    if radius > 0:
+        kept = "still" if stands else "turned into"
+        text = f"{kept} <b>{_name(names, said)}</b><br>at {_below(float(examples.inside_distance[k]))} &lt; R"
+        alt = f"the strongest attack found inside the certified ball, {kept} {_name(names, said)}"
+        left = f"margin {margin:.3f} → {float(examples.inside_margin[k]):.3f}"
+        panels.append(_panel(inside, difference(image, inside), alt, text, left, "ok" if stands else "bad"))
+    else:
+        panels.append('<div class="panel none">R = 0: no ball is certified</div>')
+    distance = float(examples.nearest_distance[k]) if examples.found[k] else math.inf
+    if examples.found[k]:
+        other = _name(names, int(examples.nearest_label[k]))
+        near = examples.nearest[k]
+        ratio = f"{distance / radius:.2f} R" if radius > 0 else "beyond R = 0"
+        text = f"becomes <b>{other}</b><br>at {_above(distance)}"
+        alt = f"the nearest adversarial image found, {other}"
+        panels.append(_panel(near, difference(image, near), alt, text, ratio, "out" if distance >= radius else "bad"))
+    else:
+        panels.append('<div class="panel none">no image with another label was found</div>')
+    return _card(held, i, names, panels, _scale(radius, distance, reach))
+
+
+def _card(held: Certificate, i: int, names: list[str], panels: list[str], scale: str = "") -> str:
+    right = held.label[i] == held.truth[i]
+    truth = "" if right else f' <span class="wrong">wrong: it is {_name(names, int(held.truth[i]))}</span>'
+    head = f'<p class="about">image {i}: <b>{_name(names, int(held.label[i]))}</b>{truth}</p>'
+    return f'<li class="card">{head}<div class="panels">{"".join(panels)}</div>{scale}</li>'
+
+
+def _original(held: Certificate, i: int, names: list[str]) -> str:
+    radius, label = float(held.radius[i]), _name(names, int(held.label[i]))
+    text = f"the image<br>R = {_below(radius)}" if radius < 1e6 else "the image<br>R: no limit"
+    return _panel(held.images[i], None, f"image {i}, labelled {label}", text, "", "own")
+
+
+def _panel(image: np.ndarray, added: tuple[np.ndarray, float] | None, alt: str, text: str, note: str, kind: str) -> str:
+    """One picture, and beside it, to be shown instead, what was added to the original."""
+    pictures = f'<img class="whole" src="{_uri(as_bytes(image))}" alt="{alt}">'
+    times = ""
+    if added is None:
+        pictures = pictures.replace('class="whole"', 'class="both"')
+    else:
+        pixels, factor = added
+        times = f'<span class="times">×{factor:.3g}</span>'
+        pictures += f'<img class="added" src="{_uri(pixels)}" alt="what was added, enlarged {factor:.3g} times">'
+    return f'<div class="panel {kind}">{pictures}{times}<p>{text}</p><p class="note">{note}</p></div>'
+
+
+def _scale(radius: float, distance: float, reach: float) -> str:
+    """A line from 0: solid as far as the certificate reaches, dotted to the nearest adversarial image found."""
+    r, d = (100 * min(value, reach) / reach for value in (radius, distance))
+    end = f'<circle class="found" cx="{d:.2f}%" cy="6" r="4"/>' if math.isfinite(distance) else ""
+    return (
+        f'<svg class="scale" role="img" aria-label="certified to {_below(min(radius, reach))}, '
+        f'{f"another label found at {_above(distance)}" if end else "no other label found"}">'
+        '<line class="rail" x1="0" x2="100%" y1="6" y2="6"/>'
+        f'<line class="open" x1="{r:.2f}%" x2="{d:.2f}%" y1="6" y2="6"/>'
+        f'<line class="held" x1="0" x2="{r:.2f}%" y1="6" y2="6"/>{end}</svg>'
+    )
+
+
+def _below(value: float) -> str:
+    """Three decimals, rounded down: a radius is not shown larger than it is."""
+    return f"{math.floor(value * 1000) / 1000:.3f}"
+
+
+def _above(value: float) -> str:
+    """Three decimals, rounded up: nor a distance smaller."""
+    return f"{math.ceil(value * 1000) / 1000:.3f}"
+
+
+def _reach(held: Certificate, examples: Examples) -> float:
+    ends = [*examples.nearest_distance[examples.found], *np.minimum(held.radius[examples.index], 1e6)]
+    return 1.04 * max((float(end) for end in ends), default=1.0) or 1.0
+
+
+def _uri(pixels: np.ndarray) -> str:
+    return "data:image/png;base64," + base64.b64encode(png(pixels)).decode()
+
+
+def _names(run: Evidence, classes: int) -> list[str]:
+    known = DOWNLOADS.get(run.record.run.data)
+    found = list(known.class_names) if known else []
+    return found if len(found) == classes else [str(i) for i in range(classes)]
+
+
+def _name(names: list[str], label: int) -> str:
+    return escape(names[label]) if 0 <= label < len(names) else str(label)

@@ -1,0 +1,108 @@
+"""What the charts of the page and the figures draw: curves against ε, radii in bins, and training."""
+
+import base64
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from lipflow.report.evidence import Certificate, Evidence
+from lipflow.report.published import EPSILONS, published
+from lipflow.report.table import Summary, accuracy
+from lipflow.rounding import down
+from lipflow.train.recipe import radius
+
+BINS = 30
+
+
+def payload(runs: Sequence[Evidence], summary: Summary) -> dict[str, Any]:
+    """All numbers of the page's charts, as JSON values; radii as float64, so that R > ε is decided exactly."""
+    reach = epsilon_reach(runs, summary.epsilons)
+    return {
+        "reach": reach,
+        "marks": [{"text": eps, "value": down(radius(eps))} for eps in summary.epsilons],
+        "bins": BINS,
+        "runs": [_run(run, reach) for run in runs],
+    }
+
+
+def epsilon_reach(runs: Sequence[Evidence], epsilons: Sequence[str]) -> float:
+    """Where the axis of ε ends: past every ε of the table and nearly all radii, at most the diameter of the box."""
+    reach = max([float(radius(eps)) for eps in epsilons], default=0.0)
+    for held in (run.certificate for run in runs):
+        if held is not None and held.right.any():
+            diameter = math.sqrt(held.images[0].size)
+            reach = max(reach, min(float(np.quantile(held.radius[held.right], 0.995)), diameter))
+    if reach == 0:
+        return 1.0
+    step = 10.0 ** math.floor(math.log10(reach)) / 10
+    return round(math.ceil(1.02 * reach / step) * step, 10)
+
+
+def histogram(held: Certificate, reach: float) -> tuple[np.ndarray, np.ndarray]:
+    """Images with the right and with a wrong label, by radius, in BINS bins up to `reach`; the last holds the rest."""
+    column = np.minimum(np.minimum(held.radius, reach) / reach * BINS, BINS - 1).astype(int)
+    right, wrong = (np.bincount(column[flags], minlength=BINS) for flags in (held.right, ~held.right))
+    return right, wrong
+
+
+def attacked(run: Evidence) -> list[tuple[str, float, float]]:
+    """(ε as written, ε, accuracy) of each attack, with the clean accuracy of the same images at 0."""
+    if run.outcome is None:
+        return []
+    points = [(eps, down(radius(eps)), accuracy(standing)) for eps, standing in run.outcome.standing.items()]
+    return [("0", 0.0, accuracy(run.outcome.clean)), *(p for p in points if p[1] > 0)]
+
+
+def paper(run: Evidence) -> list[tuple[str, float, float]]:
+    """The same of the paper's row: what it certifies."""
+    row = published(run.record.run.model, run.record.run.data)
+    if row is None:
+        return []
+    pairs = zip(EPSILONS, row.certified, strict=True)
+    return [("0", 0.0, row.clean / 100), *((eps, float(Fraction(eps)), value / 100) for eps, value in pairs)]
+
+
+def _run(run: Evidence, reach: float) -> dict[str, Any]:
+    held, told = run.certificate, run.record.run
+    row = published(told.model, told.data)
+    values: dict[str, Any] = {"name": run.name, "attacked": _points(attacked(run)), "published": _points(paper(run))}
+    values["title"] = f"the paper's {row.title}" if row else ""
+    values["attackedImages"] = 0 if run.outcome is None else len(run.outcome)
+    if held is not None:
+        right, wrong = histogram(held, reach)
+        radii = np.sort(held.radius[held.right]).astype("<f8")
+        values["images"] = len(held.right)
+        values["radii"] = base64.b64encode(radii.tobytes()).decode()
+        values["histogram"] = {"right": right.tolist(), "wrong": wrong.tolist()}
+    values["losses"] = [[step, loss] for step, loss in smooth(run.losses)]
+    checked = [epoch for epoch in run.epochs if epoch.clean is not None]
+    values["epochs"] = [
+        [_finite(e.number), _finite(e.clean), _finite(next(iter(e.certified.values()), None))] for e in thin(checked)
+    ]
+    values["estimatedAt"] = next((next(iter(e.certified), "") for e in run.epochs if e.certified), "")
+    return values
+
+
+def smooth(losses: Sequence[tuple[float, float]], most: int = 60) -> list[tuple[float, float]]:
+    """The loss as means over at most so many stretches of steps, each at its last step; of numbers only."""
+    finite = np.array([pair for pair in losses if all(map(math.isfinite, pair))]).reshape(-1, 2)
+    parts = np.array_split(finite, min(most, len(finite))) if len(finite) else []
+    return [(float(part[-1, 0]), float(part[:, 1].mean())) for part in parts]
+
+
+def thin(items: Sequence[Any], most: int = 400) -> list[Any]:
+    """At most so many of a sequence, evenly spaced, the first and the last among them."""
+    if len(items) <= most:
+        return list(items)
+    return [items[i] for i in np.linspace(0, len(items) - 1, most).round().astype(int)]
+
+
+def _points(points: list[tuple[str, float, float]]) -> list[list[Any]]:
+    return [list(point) for point in points]
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

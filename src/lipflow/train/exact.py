@@ -1,0 +1,63 @@
+"""Accuracy on held-out images when a run has ended: clean, and certified *exactly*, by the frozen network.
+
+During a run certified accuracy is an estimate (`estimate`). This is what `lipflow certify` says of the same images.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lipflow.data import Split
+from lipflow.frozen import certify, freeze
+from lipflow.frozen.network import CHUNK
+from lipflow.models import Network
+from lipflow.train.distributed import Ranks
+from lipflow.train.progress import images_pace
+from lipflow.train.recipe import radius
+
+EVERY = 10.0  # seconds between two lines
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Fractions of `images`: right, and right with a certified radius above each of the radii."""
+
+    images: int
+    clean: float
+    certified: dict[str, float]
+
+    def __str__(self) -> str:
+        certified = "  ".join(f"{name}: {fraction:.1%}" for name, fraction in self.certified.items())
+        return f"clean {self.clean:.1%}, certified (exact) {certified}"
+
+
+def exact(
+    network: Network, split: Split, radii: Sequence[str], ranks: Ranks, say: Callable[[str], object] = lambda line: None
+) -> Exact:
+    """Freeze a network and certify a split, each rank its share. The network is left as it was.
+
+    `say` is told now and then how far this rank is.
+    """
+    training = network.training
+    try:
+        frozen = freeze(network.eval())
+    finally:
+        network.train(training)
+    counts = [0.0] * (1 + len(radii))
+    mine = ranks.share(torch.arange(len(split)))
+    done, began = 0, time.monotonic()
+    said = began
+    for chunk in mine.split(CHUNK):
+        found = certify(frozen, split.images[chunk])
+        right = found.label == split.labels[chunk]
+        counts[0] += float(right.sum())
+        for i, text in enumerate(radii, 1):
+            counts[i] += float((right & found.certified(radius(text))).sum())
+        done += len(chunk)
+        if (now := time.monotonic()) - said >= EVERY and done < len(mine):
+            say(images_pace("certifying", done, len(mine), now - began))
+            said = now
+    clean, *certified = (count / len(split) for count in ranks.sum(counts))
+    return Exact(len(split), clean, dict(zip(radii, certified, strict=True)))

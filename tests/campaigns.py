@@ -1,0 +1,101 @@
+"""What the campaigns found: each writes its row, with where it comes from, and the page is made of the rows.
+
+docs/campaigns.json    the rows
+docs/campaigns.md      the page: `python tests/campaigns.py` makes it again
+"""
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import lipflow
+
+ROOT = Path(__file__).resolve().parents[1]
+ROWS, PAGE = "campaigns.json", "campaigns.md"
+CLIENTS = ("foolbox", "pyautoattack", "torchattacks")
+
+TEXT = """\
+# Campaigns
+
+Long searches for a point where a certificate is wrong: two images with different labels whose exact distance is below
+the certified radius of one of them. `make campaign` runs them, prints what it finds and writes this page; a smaller
+search of each kind is in `make test`. Beside each search stands one that must succeed, on a network or a radius that
+is not certified: an attack that finds nothing anywhere says nothing.
+
+| campaign | what was done | violations | and where nothing is certified |
+|---|---|---|---|
+{rows}
+
+All are on one network, `cpl-digits`, trained by `tests/soundness/conftest.py` in a few seconds, and on images of the
+handwritten digits that it was not trained on.
+
+## Where the rows come from
+
+{sources}
+"""
+
+
+def folder() -> Path:
+    return Path(os.environ.get("LIPFLOW_CAMPAIGNS", ROOT / "docs"))
+
+
+def write(name: str, test: str, seconds: float, *, done: str, violations: int, control: str, **numbers: Any) -> None:
+    """Put a row down, in the place of an earlier one of this name, and make the page again."""
+    path = folder() / ROWS
+    rows = json.loads(path.read_text()) if path.is_file() else {}
+    rows[name] = dict(
+        done=done, violations=violations, control=control, numbers=numbers, source=_source(test, round(seconds))
+    )
+    path.write_text(json.dumps(dict(sorted(rows.items())), indent=1, ensure_ascii=False) + "\n")
+    (folder() / PAGE).write_text(page(rows))
+
+
+def page(rows: dict[str, Any]) -> str:
+    lines = [f"| {name} | {r['done']} | {r['violations']} | {r['control']} |" for name, r in sorted(rows.items())]
+    sources = [f"- **{name}**: {_words(r['source'])}" for name, r in sorted(rows.items())]
+    return TEXT.format(rows="\n".join(lines), sources="\n".join(sources))
+
+
+def _source(test: str, seconds: int) -> dict[str, Any]:
+    return dict(
+        command=shlex.join(["pytest", "-m", "campaign", "-k", test, "tests/soundness"]),
+        seconds=seconds,
+        date=f"{datetime.now(timezone.utc):%Y-%m-%d}",
+        machine=os.environ.get("LIPFLOW_MACHINE", f"{platform.machine()}, {os.cpu_count()} cores"),
+        commit=os.environ.get("LIPFLOW_COMMIT") or _commit(),
+        versions=_versions(),
+    )
+
+
+def _words(source: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in source["versions"].items())
+    return (
+        f"`{source['command']}`; {source['seconds']:,} s on {source['machine']}, {source['date']}; "
+        f"commit {source['commit']}; {versions}"
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"lipflow": lipflow.__version__, "python": platform.python_version()}
+    for name in ("torch", "numpy", *CLIENTS):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    return done.stdout.strip() or "unknown"
+
+
+if __name__ == "__main__":
+    (folder() / PAGE).write_text(page(json.loads((folder() / ROWS).read_text())))

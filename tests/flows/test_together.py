@@ -1,0 +1,134 @@
+"""Power iterations of many layers at once, against one by one."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from lipflow import build, cpl_conv, cpl_dense, proximal
+from lipflow.flows import Weight
+from lipflow.flows.together import followed, hold, iterate
+from lipflow.operators.norm import power_iteration
+
+
+def layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        cpl_conv(6, 2, in_size=(5, 7)),
+        cpl_conv(6, 2, in_size=(5, 7)),
+        cpl_conv(6, 2, in_size=(5, 7), padding_mode="circular"),
+        cpl_conv(6, 2, in_size=(5, 7), padding_mode="circular"),
+        cpl_conv(6, 4, in_size=(5, 7), groups=2),
+        cpl_conv(6, 4, in_size=(5, 7), groups=2),
+        cpl_conv(6, 2, in_size=(4, 4)),
+        cpl_conv(6, 2),
+        cpl_conv(6, 2, in_size=(5, 7), h=0.1),
+        cpl_dense(8, 5),
+        cpl_dense(8, 5),
+    ).double()
+
+
+def test_all_at_once_is_one_by_one():
+    chain = layers()
+    weights = followed(chain)
+    assert len(weights) == 9  # not the one that has seen no size, nor the one of a fixed step
+    expected = [power_iteration(w.operator(None), w.u, 1) for w in weights]
+    iterate(weights)
+    for weight, u in zip(weights, expected, strict=True):
+        torch.testing.assert_close(weight.u, u, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-170, 1e170])
+def test_zeros_and_extremes(scale):
+    chain = layers()
+    weights = followed(chain)
+    with torch.no_grad():
+        weights[0].weight.mul_(scale)
+    before = weights[0].u.clone()
+    iterate(weights)
+    assert all(torch.isfinite(w.u).all() for w in weights)
+    assert float(weights[0].u.norm()) == pytest.approx(1)
+    assert torch.equal(weights[0].u, before) == (scale == 0)
+
+
+def test_a_layer_on_its_own_still_iterates():
+    layer = cpl_conv(3, 2, in_size=(4, 4)).train()
+    before = layer.field.weight.u.clone()
+    layer(torch.randn(1, 3, 4, 4))
+    assert not torch.equal(layer.field.weight.u, before)
+
+
+def test_nothing_moves_while_it_is_held():
+    layer = cpl_conv(3, 2, in_size=(4, 4)).train()
+    before = layer.field.weight.u.clone()
+    with hold(layer.modules()):
+        layer(torch.randn(1, 3, 4, 4))
+    assert torch.equal(layer.field.weight.u, before)
+
+
+def test_a_network_iterates_once_a_forward_pass():
+    network = build("cpl", 3, (2, 8, 8), channels=4, depth=3, inner=2, features=5, depth_linear=2).double()
+    weights = [m for m in network.modules() if isinstance(m, Weight)]
+    expected = [power_iteration(w.operator(None), w.u, 1) for w in weights]
+    network.train()(torch.rand(2, 2, 8, 8, dtype=torch.float64))
+    for weight, u in zip(weights, expected, strict=True):
+        torch.testing.assert_close(weight.u, u, rtol=1e-12, atol=1e-13)
+    before = [w.u.clone() for w in weights]
+    network.eval()(torch.rand(2, 2, 8, 8, dtype=torch.float64))
+    assert all(torch.equal(w.u, u) for w, u in zip(weights, before, strict=True))
+
+
+def test_proximal_layers_follow_on_their_own():
+    assert followed(nn.Sequential(proximal(4, 3))) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("cpl", dict(channels=4, depth=5, inner=2, features=5, depth_linear=2)), ("soc-10", dict(channels=4))],
+)
+def test_recomputed_activations_give_the_same_step(name, sizes):
+    torch.manual_seed(0)
+    one = build(name, 3, (3, 32, 32), **sizes).double().train()
+    other = copy.deepcopy(one)
+    other.checkpoint_activations = True
+    x = torch.rand(2, 3, 32, 32, dtype=torch.float64)
+    for network in (one, other):
+        network(x).square().sum().backward()
+    for (label, p), q in zip(one.named_parameters(), other.parameters(), strict=True):
+        assert p.grad is not None, label
+        torch.testing.assert_close(q.grad, p.grad, rtol=1e-12, atol=1e-14)
+    for b, c in zip(one.buffers(), other.buffers(), strict=True):
+        assert torch.equal(b, c)
+
+
+def test_a_depth_of_activations_is_not_kept():
+    network = build("cpl", 3, (3, 8, 8), channels=8, depth=64, inner=8, features=4, depth_linear=1).train()
+
+    def kept() -> int:
+        sizes: dict[int, int] = {}
+
+        def pack(t: torch.Tensor) -> torch.Tensor:
+            sizes[t.data_ptr()] = t.numel()
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            network(torch.rand(4, 3, 8, 8))
+        return sum(sizes.values())
+
+    every = kept()
+    network.checkpoint_activations = True
+    assert kept() < every / 3
+
+
+def test_layers_run_together_and_hooks_are_heard():
+    network = build("cpl", 3, (2, 8, 8), channels=4, depth=3, inner=2, features=5, depth_linear=2).double().eval()
+    x = torch.rand(2, 2, 8, 8, dtype=torch.float64, requires_grad=True)
+    expected = network.stages(x)
+    torch.testing.assert_close(network(x), expected, rtol=1e-12, atol=1e-12)
+    heard: list[str] = []
+    for name, module in network.named_modules():
+        if name.endswith(("convolutions", "convolutions.1", "linear.0")):
+            module.register_forward_hook(lambda *_, name=name: heard.append(name))
+    network(x)
+    assert heard == ["stages.convolutions.1", "stages.convolutions", "stages.linear.0"]

@@ -1,0 +1,52 @@
+"""A convolution by columns is the convolution: on small integers exactly, so no tolerance is needed."""
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from lipflow import Conv2d
+from lipflow.operators import columns as module
+from lipflow.operators.columns import Columns
+from tests.operators.test_conv import geometries, integers
+
+LAWS = settings(max_examples=200, deadline=None, derandomize=True)
+
+
+@LAWS
+@given(geometries(), st.integers(0, 4), st.sampled_from([1, 2000, 2**21]), st.integers(0, 10**6))
+def test_every_geometry_and_every_chunk(geometry, batch, cache, seed):
+    assume(geometry.mode == "zeros")
+    kernel = integers(*geometry.kernel_shape, seed=seed).requires_grad_()
+    op = geometry.conv(kernel)
+    x, y = integers(batch, *op.in_shape, seed=seed + 1), integers(batch, *op.out_shape, seed=seed + 2)
+    narrow, wide = (y, x) if (columns := Columns(geometry.conv(kernel.detach()))).out_is_narrow else (x, y)
+    to_wide, to_narrow, total = torch.empty_like(wide), torch.empty_like(narrow), columns.gradient()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "CACHE_BYTES", cache)
+        for part in columns.chunks(batch):
+            unfolded = columns.unfold(narrow[part])
+            columns.widen(unfolded, to_wide[part], onto=wide[part], sign=-1)
+            columns.add_gradient(total, unfolded, wide[part])
+            to_narrow[part] = columns.narrow(wide[part])
+    forward, backward = op(x).detach(), op.adjoint(y).detach()
+    expected_narrow, expected_wide = (forward, backward) if columns.out_is_narrow else (backward, forward)
+    assert torch.equal(to_narrow, expected_narrow)
+    assert torch.equal(to_wide, wide - expected_wide)
+    (expected,) = torch.autograd.grad((op(x) * y).sum(), kernel)
+    assert torch.equal(columns.weight_of(total), expected)
+
+
+@LAWS
+@given(geometries(), st.integers(0, 3), st.integers(0, 10**6))
+def test_outer_is_the_derivative_in_the_kernel(geometry, batch, seed):
+    kernel = integers(*geometry.kernel_shape, seed=seed).requires_grad_()
+    op = geometry.conv(kernel)
+    x, y = integers(batch, *op.in_shape, seed=seed + 1), integers(batch, *op.out_shape, seed=seed + 2)
+    (expected,) = torch.autograd.grad((op(x) * y).sum(), kernel)
+    assert torch.equal(op.outer(y, x), expected)
+
+
+def test_circular_convolutions_are_refused():
+    with pytest.raises(ValueError, match="only zero-padded"):
+        Columns(Conv2d(torch.ones(1, 1, 3, 3), (4, 4), padding_mode="circular"))

@@ -1,0 +1,68 @@
+"""Runs for the tests of reports: one small and real, and the means to damage copies of it."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lipflow import cli
+from lipflow.record import digest
+
+TINY = ["--sizes", "depth=1", "channels=4", "inner=4", "depth_linear=1", "features=32", "--epochs", "8"]
+
+
+@pytest.fixture(scope="session")
+def original(tmp_path_factory):
+    """A run of digits, trained, certified and attacked; not to be changed."""
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    assert cli.main(["train", "--out", str(folder), *TINY]) == 0
+    assert cli.main(["certify", str(folder), "--images", "60"]) == 0
+    words = ["--images", "40", "--epsilon", "0.1", "0.25", "0.5", "--gallery", "6"]
+    assert cli.main(["attack", str(folder), *words]) == 0
+    shutil.rmtree(folder / "checkpoints")
+    return folder
+
+
+@pytest.fixture
+def run(original, tmp_path) -> Path:
+    """A copy, for a test of its own."""
+    return shutil.copytree(original, tmp_path / "tiny")
+
+
+def change_json(path: Path, **values) -> None:
+    """Set values in a file of JSON, by their names."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def change_claims(folder: Path, **values) -> None:
+    """Claim something else, as a forger would: with a digest that fits."""
+    said = {**json.loads((folder / "certificate.json").read_text()), **values}
+    said.pop("digest")
+    (folder / "certificate.json").write_text(json.dumps({**said, "digest": digest(said)}))
+
+
+def change_rows(folder: Path, **columns) -> None:
+    """Replace columns of certified.npz; the claims and the attack are made to fit."""
+    path = folder / "certified.npz"
+    with np.load(path) as before:
+        np.savez(path, **{**before, **columns})
+    files = json.loads((folder / "certificate.json").read_text())["files"]
+    change_claims(folder, files={**files, path.name: hashlib.sha256(path.read_bytes()).hexdigest()})
+    claimed = json.loads((folder / "certificate.json").read_text())["digest"]
+    change_json(folder / "attack.json", certificate=claimed)
+
+
+def change_examples(folder: Path, **columns) -> None:
+    """Replace columns of attack.npz; attack.json is made to fit."""
+    path = folder / "attack.npz"
+    with np.load(path) as before:
+        np.savez(path, **{**before, **columns})
+    change_json(folder / "attack.json", examples=hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def rows(folder: Path) -> dict[str, np.ndarray]:
+    with np.load(folder / "certified.npz") as columns:
+        return dict(columns)

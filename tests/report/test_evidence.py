@@ -1,0 +1,147 @@
+"""Reading a run: all that is there, clear words on what is not, and no trust in a stranger's folder."""
+
+import json
+import re
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lipflow.report.evidence import read, read_all
+from tests.report.conftest import change_claims, change_examples, change_json, change_rows, rows
+
+
+def test_all_of_a_run_is_read(original):
+    run = read(original, "tiny")
+    assert run.ended
+    assert not run.missing
+    assert len(run.epochs) == 8
+    assert run.losses[-1][0] == run.record.steps
+    assert run.certificate is not None
+    assert run.outcome is not None
+    assert run.outcome.examples is not None
+    assert len(run.certificate.right) == 60
+    assert len(run.outcome) == 40
+    assert list(run.outcome.standing) == ["0.1", "0.25", "0.5"]
+    assert len(run.outcome.examples.index) == 6
+    assert len(run.certificate.ledger) == len(json.loads((original / "certificate.json").read_text())["primitives"])
+
+
+def test_certified_is_decided_exactly(original):
+    held = read(original, "tiny").certificate
+    assert held is not None
+    i = int(np.flatnonzero(held.right & (held.radius > 0))[0])
+    radius = Fraction(held.radius[i])
+    assert not held.certified(radius)[i]
+    assert held.certified(radius - Fraction(1, 10**30))[i]
+
+
+@pytest.mark.parametrize(
+    ("gone", "missing"),
+    [
+        (["attack.json"], ["not attacked yet: lipflow attack"]),
+        (["attack.json", "certificate.json"], ["no certificate yet: lipflow certify", "not attacked yet"]),
+        (["certificate.json"], ["no certificate yet", "not attacked yet"]),
+        (["model.safetensors", "log.jsonl"], ["training has not ended: lipflow train"]),
+    ],
+)
+def test_what_is_missing_is_said(run, gone, missing):
+    for name in gone:
+        (run / name).unlink()
+    found = read(run, "tiny").missing
+    assert len(found) == len(missing)
+    assert all(said in text for said, text in zip(missing, found, strict=True))
+
+
+def test_a_log_that_is_being_written(run):
+    whole = read(run, "tiny").losses
+    with (run / "log.jsonl").open("a") as file:
+        file.write('{"kind": "ste')
+    assert read(run, "tiny").losses == whole
+
+
+def test_an_attack_without_a_digest_is_held_against_the_labels(run):
+    said = json.loads((run / "attack.json").read_text())
+    del said["certificate"]
+    (run / "attack.json").write_text(json.dumps(said))
+    assert read(run, "tiny").outcome is not None
+    said["clean"][0] = not said["clean"][0]
+    (run / "attack.json").write_text(json.dumps(said))
+    with pytest.raises(ValueError, match="it is of another certificate"):
+        read(run, "tiny")
+
+
+def _write(name, text):
+    return lambda folder: (folder / name).write_text(text)
+
+
+def _shorter(folder):
+    change_rows(folder, radius=rows(folder)["radius"][:-1])
+
+
+def _pickled(folder):
+    change_rows(folder, radius=np.array([{}] * 60, dtype=object))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (_write("run.json", "{"), "run.json is not a record of a run"),
+        (_write("certificate.json", "{"), "certificate.json cannot be read: it is not JSON"),
+        (_write("certificate.json", "[1]"), "certificate.json cannot be read: it is not a table"),
+        (_write("certificate.json", '{"schema": 2}'), "this version reads schema 1, not 2"),
+        (_write("certificate.json", "[" * 100_000), "certificate.json cannot be read: it is not JSON"),
+        (lambda f: change_json(f / "certificate.json", lipschitz=0.5), "its digest does not fit"),
+        (lambda f: change_claims(f, lipschitz="1"), "lipschitz is not a number: '1'"),
+        (lambda f: change_claims(f, files=3), "files is not a table"),
+        (lambda f: change_claims(f, primitives={}), "it has no list of primitives"),
+        (lambda f: change_claims(f, primitives=[3]), "a primitive is not a table"),
+        (lambda f: change_claims(f, primitives=[{"kind": 1}]), "a primitive has a kind, a shape and a proof"),
+        (lambda f: (f / "certified.npz").unlink(), "certified.npz is missing"),
+        (lambda f: (f / "certified.npz").write_bytes(b"PK"), "certified.npz cannot be read: its digest"),
+        (_shorter, "its columns differ in length"),
+        (_pickled, "certified.npz cannot be read: Object arrays cannot be loaded"),
+        (lambda f: change_rows(f, radius=-rows(f)["radius"] - 1), "a radius is at least 0"),
+        (lambda f: change_rows(f, radius=np.full(60, np.nan)), "a radius is at least 0"),
+        (lambda f: change_rows(f, label=rows(f)["label"] + 99), "a label is beyond the classes"),
+        (lambda f: change_rows(f, label=rows(f)["radius"]), "labels are integers"),
+        (lambda f: change_rows(f, images=rows(f)["images"][:, 0]), "images are (n, channels, height, width)"),
+        (lambda f: change_rows(f, images=rows(f)["images"] / 7.0), "images are uint8, or floats in [0, 1]"),
+        (_write("attack.json", "nothing"), "attack.json cannot be read: it is not JSON"),
+        (lambda f: change_json(f / "attack.json", certificate="x"), "it is of another certificate"),
+        (lambda f: change_json(f / "attack.json", clean=[1] * 40), "true or false, one an image"),
+        (lambda f: change_json(f / "attack.json", standing={}), "it attacks at no radius"),
+        (lambda f: change_json(f / "attack.json", standing={"1": [True]}), "its lists differ in length"),
+        (lambda f: change_json(f / "attack.json", standing={"<b>": [True] * 40}), "a radius is a number"),
+        (lambda f: change_json(f / "attack.json", steps="ten"), "steps is not a number"),
+        (lambda f: (f / "attack.npz").write_bytes(b""), "attack.npz cannot be read: its digest"),
+        (lambda f: change_examples(f, index=np.arange(6) + 60), "an index lies beyond the certificate"),
+        (lambda f: change_examples(f, inside=np.zeros((6, 3, 8, 8))), "inside are images of another shape"),
+        (lambda f: change_examples(f, found=np.zeros(6)), "found is of another type"),
+        (_write("log.jsonl", "{}\nnot json\n{}\n"), "log.jsonl cannot be read: it is not JSON"),
+        (_write("log.jsonl", '{"kind": "step", "step": 1, "loss": "low"}\n'), "loss is not a number: 'low'"),
+    ],
+)
+def test_damage_is_named(run, damage, said):
+    damage(run)
+    with pytest.raises(ValueError, match=re.escape(said)) as caught:
+        read(run, "tiny")
+    assert str(run) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_names(original, run):
+    assert [r.name for r in read_all((original,), ())] == ["tiny"]
+    assert [r.name for r in read_all((original, run), ("a", "b"))] == ["a", "b"]
+    for folders, names, said in (
+        ((original, run), (), "two runs are called 'tiny'"),
+        ((run, run), (), "two runs are called 'tiny'"),
+        ((original, run), ("a", "a"), "two runs are called 'a'"),
+        ((original,), ("a", "b"), "1 runs, 2 names"),
+        ((), (), "give the folders of one or more runs"),
+        ((run / "nowhere",), (), "holds no run"),
+        ((Path(run) / "run.json",), (), "holds no run"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            read_all(folders, names)

@@ -1,0 +1,44 @@
+"""Figures: files that are what their names say, for runs in any state; and a clear word without matplotlib."""
+
+import sys
+
+import pytest
+
+from lipflow.report import figure
+from lipflow.report.evidence import read
+from lipflow.report.table import summarise
+
+
+def test_without_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ValueError, match=r"pip install 'lipflow\[report\]'"):
+        figure.require_matplotlib()
+
+
+def test_figures(run, tmp_path):
+    pytest.importorskip("matplotlib")
+    figure.require_matplotlib()
+    whole = read(run, "_a$b$")
+    (run / "certificate.json").unlink()
+    runs = [whole, read(run, "only trained")]
+    files = figure.save(runs, summarise(runs), tmp_path / "new" / "folder")
+    assert sorted(f.name for f in files) == [
+        f"{name}.{kind}" for name in ("accuracy", "radii", "training") for kind in ("pdf", "png")
+    ]
+    for file in files:
+        assert file.read_bytes().startswith({".png": b"\x89PNG", ".pdf": b"%PDF"}[file.suffix])
+    (run / "log.jsonl").unlink()
+    bare = [read(run, "nothing")]
+    assert figure.save(bare, summarise(bare), tmp_path) == []
+
+
+def test_the_certified_curve_is_exact(original):
+    pytest.importorskip("matplotlib")
+    run = read(original, "tiny")
+    held = run.certificate
+    assert held is not None
+    drawn = figure.accuracy([run], summarise([run]))
+    assert drawn is not None
+    x, y = drawn.axes[0].lines[0].get_data()
+    for eps in (0.05, 0.1, 0.3):
+        assert y[x <= eps][-1] == pytest.approx(100 * (held.right & (held.radius > eps)).mean())

@@ -1,0 +1,71 @@
+"""Images on the page: the pixels that were attacked, and cards for every case."""
+
+import io
+
+import numpy as np
+import pytest
+
+from lipflow.report.evidence import read
+from lipflow.report.gallery import as_bytes, difference, gallery, png
+from tests.report.conftest import change_examples, change_rows, rows
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (5, 7), (1, 1), (32, 32, 3)])
+def test_png(shape):
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    assert np.array_equal(np.asarray(image.open(io.BytesIO(png(pixels)))), pixels)
+
+
+def test_pixels_are_shown_as_they_are():
+    pixels = np.arange(48, dtype=np.uint8).reshape(3, 4, 4)
+    assert np.array_equal(as_bytes(pixels), pixels.transpose(1, 2, 0))
+    assert np.array_equal(as_bytes(pixels / 255), pixels.transpose(1, 2, 0))
+    assert as_bytes(pixels[:2]).shape == (4, 4)
+
+
+def test_a_difference_is_around_grey():
+    before = np.full((1, 2, 2), 0.5)
+    after = before.copy()
+    after[0, 0, 0] += 0.01
+    shown, factor = difference(before, after)
+    assert factor == pytest.approx(50)
+    assert (shown[0, 0], shown[1, 1]) == (255, 128)
+    assert difference(before, before)[1] == 1
+
+
+def test_cards(run):
+    text = gallery(read(run, "tiny"))
+    assert text.count('class="card"') == 6
+    assert text.count("the nearest adversarial image found") == 6
+    assert "still" in text
+    assert "turned into" not in text
+
+
+def test_a_radius_is_not_shown_larger_than_it_is(run):
+    change_rows(run, radius=np.full(60, 0.29996))
+    change_examples(run, nearest_distance=np.full(6, 0.29998), inside_distance=np.full(6, 0.29995))
+    text = gallery(read(run, "tiny"))
+    assert text.count("R = 0.299") == 6
+    assert "R = 0.300" not in text
+    assert text.count("at 0.300") >= 6
+
+
+def test_cards_of_other_cases(run):
+    change_examples(run, found=np.zeros(6, dtype=bool))
+    assert gallery(read(run, "tiny")).count("no image with another label was found") == 6
+    change_rows(run, radius=rows(run)["radius"] * 0)
+    assert gallery(read(run, "tiny")).count("R = 0: no ball is certified") == 6
+    (run / "attack.json").unlink()
+    text = gallery(read(run, "tiny"))
+    assert text.count('class="card"') == 12
+    (run / "certificate.json").unlink()
+    assert gallery(read(run, "tiny")) == ""
+
+
+def test_a_contradiction_shows_on_its_card(run):
+    with np.load(run / "attack.npz") as columns:
+        index = columns["index"]
+    change_examples(run, inside_label=(rows(run)["label"][index] + 1) % 10)
+    assert "turned into" in gallery(read(run, "tiny"))
+    assert 'class="panel bad"' in gallery(read(run, "tiny"))

@@ -1,0 +1,130 @@
+"""The page as a file: self-contained, the same for the same runs, and deaf to what a stranger's run says."""
+
+import base64
+import hashlib
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from lipflow.report.evidence import read
+from lipflow.report.page import embed, page
+from lipflow.report.table import summarise
+from tests.report.conftest import change_claims, change_json
+
+EVIL = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{script}}<!--"
+
+
+class Elements(HTMLParser):
+    """Every element with its attributes, and the text of scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.inside = ""
+        self.found: list[tuple[str, dict]] = []
+        self.inline: dict[str, list[str]] = {"script": [], "style": []}
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+        self.inside = tag
+
+    def handle_endtag(self, tag):
+        self.inside = ""
+
+    def handle_data(self, data):
+        if self.inside in self.inline:
+            self.inline[self.inside].append(data)
+
+
+def render(*runs):
+    return page(list(runs), summarise(list(runs)))
+
+
+def test_it_asks_for_nothing(original):
+    elements = Elements(render(read(original, "tiny")))
+    for tag, attributes in elements.found:
+        assert tag not in ("iframe", "object", "embed", "base", "form")
+        for name, value in attributes.items():
+            assert not name.startswith("on")
+            assert name != "style"
+            if name in ("src", "href"):
+                assert value.startswith(("data:", "#"))
+    text = "".join(elements.inline["script"] + elements.inline["style"])
+    assert "@import" not in text
+    assert "url(" not in text
+    assert set(re.findall(r"https?://[^\s\"']+", text)) == {"http://www.w3.org/2000/svg"}  # a name, never fetched
+
+
+def test_only_our_script_and_style_may_run(original):
+    text = render(read(original, "tiny"))
+    elements = Elements(text)
+    policy = next(a["content"] for tag, a in elements.found if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe" not in policy
+    for name, part in (("script", elements.inline["script"][-1]), ("style", elements.inline["style"][0])):
+        hashed = base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()
+        assert f"{name}-src 'sha256-{hashed}'" in policy
+
+
+def test_a_strangers_strings_are_text(run):
+    """The name, the model, the data, the ledger, and the folder: none of them adds an element or an attribute."""
+    primitives = json.loads((run / "certificate.json").read_text())["primitives"]
+    plain = Elements(render(read(run, "tiny"), read(run, "other")))
+    change_claims(run, primitives=[{**p, "kind": EVIL, "shape": EVIL, "how": EVIL} for p in primitives])
+    said = json.loads((run / "run.json").read_text())["run"]
+    change_json(run / "run.json", run={**said, "model": EVIL, "data": EVIL})
+    change_json(run / "attack.json", certificate=json.loads((run / "certificate.json").read_text())["digest"])
+    runs = [replace(read(run, name), folder=run / "<b>" / EVIL) for name in (EVIL, EVIL * 2)]
+    text = render(*runs)
+    elements = Elements(text)
+    assert [tag for tag, _ in elements.found] == [tag for tag, _ in plain.found]
+    assert [sorted(a) for _, a in elements.found] == [sorted(a) for _, a in plain.found]
+    assert elements.inline["script"][-1] == plain.inline["script"][-1]
+    assert "<script>alert" not in text
+    assert json.loads(elements.inline["script"][0])["runs"][0]["name"] == EVIL
+
+
+def test_embedded_json_cannot_end_its_element():
+    text = embed({"a": "</script><!--&\u2028é"})
+    assert not set("<>&\u2028é") & set(text)
+    assert json.loads(text) == {"a": "</script><!--&\u2028é"}
+    with pytest.raises(ValueError, match="JSON"):
+        embed(float("nan"))
+
+
+def test_it_is_the_same_each_time(original):
+    assert render(read(original, "tiny")) == render(read(original, "tiny"))
+
+
+def test_runs_in_any_state(run):
+    whole = read(run, "whole")
+    (run / "attack.json").unlink()
+    certified = read(run, "certified")
+    (run / "certificate.json").unlink()
+    (run / "model.safetensors").unlink()
+    trained = read(run, "trained")
+    (run / "log.jsonl").unlink()
+    begun = read(run, "begun")
+    text = render(whole, certified, trained, begun)
+    assert "Consistent." in text
+    assert text.count("nothing certified yet") == 2
+    for said in ("no certificate yet: lipflow certify", "training has not ended", "not attacked yet: lipflow attack"):
+        assert said in text
+    assert "Nothing was compared" in render(certified)
+    alone = render(begun)
+    for section in ("curves", "radii", "training", "gallery", "ledger"):
+        assert f'<section id="{section}"' not in alone
+        assert f'href="#{section}"' not in alone
+
+
+def test_a_contradiction_is_loud(run):
+    standing = json.loads((run / "attack.json").read_text())["standing"]
+    change_json(run / "attack.json", standing={eps: [False] * len(flags) for eps, flags in standing.items()})
+    text = render(read(run, "tiny"))
+    assert "Contradiction: do not trust these numbers." in text
+    assert 'role="alert"' in text
+    assert "Consistent." not in text

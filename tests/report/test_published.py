@@ -1,0 +1,52 @@
+"""The paper's numbers: complete, and as a reader of its tables finds them."""
+
+from lipflow.models.cpl import SIZES
+from lipflow.report.published import (
+    ARCHITECTURES,
+    BATCH_SIZES_CIFAR10,
+    BATCH_SIZES_CIFAR100,
+    EPSILONS,
+    RELAXED,
+    TABLES,
+    published,
+)
+from lipflow.train.recipe import RECIPES, radius
+
+
+def test_rows_are_found_by_model_and_data():
+    row = published("cpl-xl", "cifar10")
+    assert row is not None
+    assert (row.title, row.clean, row.certified, row.seconds) == ("CPL-XL", 78.5, (64.4, 48.0, 33.0), 163.0)
+    assert row.source == "Meunier et al. 2022, Table 2"
+    assert [row.at(eps) for eps in EPSILONS] == [64.4, 48.0, 33.0]
+    assert row.at("0.5") is None
+    assert published("cpl-digits", "digits") is None
+    assert published("bcop-large", "cifar10") is None
+
+
+def test_every_published_model_can_be_trained():
+    for table in TABLES.values():
+        assert set(table) <= set(RECIPES)
+        assert len(table) == 9
+
+
+def test_accuracy_falls_as_epsilon_grows():
+    assert sorted(EPSILONS, key=radius) == list(EPSILONS)
+    rows = [(r.clean, *r.certified) for table in TABLES.values() for r in table.values()]
+    rows += [row[:4] for sizes in (BATCH_SIZES_CIFAR10, BATCH_SIZES_CIFAR100) for row in sizes.values()]
+    assert len(rows) == 18 + 24
+    for row in rows:
+        assert list(row) == sorted(row, reverse=True)
+        assert all(0 < value < 100 for value in row)
+
+
+def test_architectures_are_those_that_we_build():
+    for name, shape in ARCHITECTURES.items():
+        sizes = SIZES[name]
+        assert shape == tuple(sizes[key] for key in ("depth", "channels", "depth_linear", "features"))
+
+
+def test_batch_size_256_agrees_with_the_main_table_where_the_paper_does():
+    main = TABLES["cifar10"]["cpl-s"]
+    assert BATCH_SIZES_CIFAR10["cpl-s", 256][:4] == (main.clean, *main.certified)
+    assert sorted(RELAXED) == [0.01, 0.1, 1.0]

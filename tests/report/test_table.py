@@ -1,0 +1,80 @@
+"""The summary: numbers that a reader can recompute, dashes where nothing was measured, the paper beside it."""
+
+import json
+from fractions import Fraction
+
+import pytest
+
+from lipflow.report.evidence import read
+from lipflow.report.table import DASH, escape, markdown, merge, summarise
+from tests.report.conftest import rows
+
+
+def _line(summary, kind):
+    return next(line for line in summary.entries[0].lines if line.kind == kind)
+
+
+def test_the_numbers_are_those_of_the_files(original):
+    summary = summarise([read(original, "tiny")], ["0.1", "0.3"])
+    held, attack = rows(original), json.loads((original / "attack.json").read_text())
+    right = held["label"] == held["truth"]
+    at = [right, right & (held["radius"] > 0.1), right & (held["radius"] > 0.3)]
+    assert _line(summary, "certified").values == tuple(f"{flags.mean():.2%}" for flags in at)
+    assert _line(summary, "certified").average == f"{(held['radius'] * right).mean():.4f}"
+    clean, standing = (f"{sum(flags) / 40:.2%}" for flags in (attack["clean"], attack["standing"]["0.1"]))
+    assert _line(summary, "attacked").values == (clean, standing, DASH)
+    assert _line(summary, "attacked").title == "under attack, first 40"
+
+
+def test_radii_are_all_that_the_runs_speak_of(original):
+    assert summarise([read(original, "tiny")]).epsilons == ("0.1", "36/255", "0.25", "0.5", "1")
+    assert merge(["1/2", "0.25", "0.5", "0", "1/4"]) == ["0.25", "1/2"]
+    assert [Fraction(eps) for eps in merge(["1", "36/255"])] == [Fraction(36, 255), 1]
+
+
+def _as_published(folder, **recipe):
+    said = json.loads((folder / "run.json").read_text())
+    said["run"] |= {"model": "cpl-s", "data": "cifar10", "sizes": {}}
+    said["run"]["recipe"] |= recipe
+    (folder / "run.json").write_text(json.dumps(said))
+
+
+def test_the_paper_stands_beside_the_models_it_has(run):
+    assert not any(line.kind == "published" for line in summarise([read(run, "tiny")]).entries[0].lines)
+    _as_published(run, epochs=20, batch_size=256)
+    summary = summarise([read(run, "tiny")], ["36/255", "0.5", "24/85"])
+    line = _line(summary, "published")
+    assert (line.title, line.values) == ("the paper's CPL-S", ("75.6%", "62.3%", "46.9%", DASH))
+    assert "Table 2" in line.note
+    remark = next(text for text in summary.entries[0].remarks if text.startswith("not the published run"))
+    assert "--epochs 20 (published: 200)" in remark
+    assert "--seed" not in remark
+
+
+def test_markdown(run):
+    one = read(run, "a|b")
+    (run / "attack.json").unlink()
+    two = read(run, "second")
+    (run / "certificate.json").unlink()
+    three = read(run, "third")
+    text = markdown(summarise([one, two, three]), ["a: broken <b>"])
+    lines = text.splitlines()
+    assert lines[0] == "> **Contradiction**: a: broken &lt;b&gt;"
+    table = [line for line in lines if line.startswith("|")]
+    assert {line.replace("\\|", "").count("|") for line in table} == {table[0].count("|")}
+    assert "| **a\\|b** | certified |" in text
+    assert "no certificate yet: lipflow certify" in text
+    assert table[-1].startswith("| **third** | |")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("<script>", "&lt;script&gt;"),
+        ("a|b\nc", "a\\|b c"),
+        ("[x](http://y)", "\\[x\\](http://y)"),
+        ("![i](j) `k` *l*", "\\!\\[i\\](j) \\`k\\` \\*l\\*"),
+    ],
+)
+def test_names_are_no_markup(name, said):
+    assert escape(name) == said

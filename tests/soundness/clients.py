@@ -1,0 +1,40 @@
+"""Attack libraries of others, if they are installed, and the judge of what they return."""
+
+import importlib
+import os
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lipflow
+
+
+def client(name: str) -> Any:
+    """The library of a name, or a skipped test. Where all must run, as in `make test`, LIPFLOW_CLIENTS=1 says so."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        if os.environ.get("LIPFLOW_CLIENTS") == "1":
+            raise
+        pytest.skip(f"{name} is not installed ({error}): `make venv` installs the attack libraries")
+
+
+def exact_square(x: Tensor, z: Tensor) -> Fraction:
+    """‖z - x‖² in rationals."""
+    pairs = zip(x.flatten().tolist(), z.flatten().tolist(), strict=True)
+    return sum(((Fraction(a) - Fraction(b)) ** 2 for a, b in pairs), Fraction(0))
+
+
+def broken_inside(frozen: lipflow.Frozen, x: Tensor, found: Tensor, said: Tensor, radius: Tensor) -> tuple[int, int]:
+    """How many of the images found have another label; and how many at an exact distance below their radius.
+
+    Each is judged by the frozen network, by itself; images outside of [0, 1] would be another domain.
+    """
+    assert bool(((found >= 0) & (found <= 1)).all()), "an attack has left the pixels"
+    label = torch.cat([frozen(one[None]).argmax(1) for one in found.detach()])
+    flipped = (label != said).nonzero().flatten().tolist()
+    inside = [i for i in flipped if exact_square(x[i], found[i]) < Fraction(float(radius[i])) ** 2]
+    return len(flipped), len(inside)

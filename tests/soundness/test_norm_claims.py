@@ -1,0 +1,98 @@
+"""What the checker accepts as the proof of a norm: every honest claim, and no claim below the norm, whatever the hint.
+
+A hint is the torus of a convolution: a side and a twist for each axis, or [0, 0] where the axis is taken as it is.
+"""
+
+import dataclasses
+import random
+from itertools import product
+
+import pytest
+import torch
+
+from lipflow import Conv2d, check
+from lipflow.frozen.linear import Map
+from lipflow.operators import norm
+from tests.operators.geometry import Geometry, draw_geometry, gaussian, svd_norm
+from tests.operators.test_norm import WAYS, take
+
+EXACT = [0, 0]
+
+
+def claim_of(op: Conv2d) -> tuple[check.Linear, dict]:
+    """An operator as the checker holds it, and what its certificate says of its norm."""
+    held = Map.of(op)
+    return check.Linear(held.weight.numpy(), held.geometry), dict(norm=held.norm, torus=[list(s) for s in held.torus])
+
+
+def accepted(held: check.Linear, claim: dict) -> bool:
+    try:
+        check.verify_norm(held, claim, "a convolution")
+    except (check.Rejected, ValueError, TypeError):
+        return False
+    return True
+
+
+def case(seed: int) -> tuple[Geometry, Conv2d, float, float]:
+    geometry = draw_geometry(random.Random(seed).randint)
+    geometry = dataclasses.replace(geometry, mode="circular" if seed % 5 == 0 else "zeros")
+    kernel = gaussian(geometry.kernel_shape, torch.Generator().manual_seed(seed))
+    return geometry, geometry.conv(kernel), *svd_norm(geometry.matrix(kernel))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("seed", range(40))
+def test_an_honest_claim_is_accepted(monkeypatch, seed, way):
+    take(way, monkeypatch)
+    assert accepted(*claim_of(case(seed)[1]))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_hint_proves_a_norm_that_is_too_low(seed):
+    geometry, op, value, error = case(seed)
+    held, claim = claim_of(op)
+    assert accepted(held, claim)
+    low = (value - error) * (1 - 1e-12)
+    if low <= 0:
+        return
+    rng = random.Random(seed)
+    sides = [EXACT, [0, 1], *([rng.randint(1, 20), rng.randint(0, 1)] for _ in range(4)), [geometry.size[0], 0]]
+    for hint in [claim["torus"], *([first, second] for first, second in product(sides, repeat=2))]:
+        assert not accepted(held, dict(norm=low, torus=hint)), hint
+
+
+def test_strips_prove_what_a_torus_cannot_and_nothing_below_the_norm():
+    """A 2×2 blur of 6×6 pixels: the plain torus of side 7 says 4, its value at the frequency 0."""
+    op = Conv2d(torch.ones(1, 1, 2, 2, dtype=torch.float64), (6, 6), padding=((1, 0), (1, 0)))
+    held, claim = claim_of(op)
+    value, error = svd_norm(Geometry((6, 6), (2, 2), (1, 1), (0, 0)).matrix(op.kernel))
+    assert claim["torus"] == [EXACT, EXACT]
+    assert claim["norm"] <= value * (1 + 1e-6)
+    assert accepted(held, claim)
+    assert not accepted(held, dict(claim, torus=[[7, 0], [7, 0]]))
+    assert not accepted(held, dict(claim, norm=(value - error) * (1 - 1e-12)))
+
+
+@pytest.mark.parametrize("hint", [[EXACT], [EXACT, EXACT, EXACT], [], [[7, 0], EXACT], [EXACT, [6, 0]], [[0], [0]]])
+def test_a_hint_that_is_no_proof_is_rejected(hint):
+    held, claim = claim_of(Conv2d(torch.ones(1, 1, 3, 3, dtype=torch.float64), (6, 6)))
+    assert not accepted(held, dict(claim, norm=100.0, torus=hint))
+
+
+def test_circular_padding_cannot_be_cut_into_strips():
+    op = Conv2d(torch.ones(1, 1, 3, 3, dtype=torch.float64), (6, 6), padding_mode="circular")
+    held, claim = claim_of(op)
+    assert accepted(held, claim)
+    assert not accepted(held, dict(claim, norm=100.0, torus=[EXACT, EXACT]))
+    assert not accepted(held, dict(claim, norm=100.0, torus=[EXACT, claim["torus"][1]]))
+
+
+@pytest.mark.parametrize("out", [5, 45])
+def test_the_strips_of_a_large_convolution_are_verified(out):
+    op = Conv2d(gaussian((out, 45, 3, 3), torch.Generator().manual_seed(3)), (32, 20))
+    held, claim = claim_of(op)
+    assert claim["torus"][0] == EXACT
+    assert claim["torus"][1] != EXACT
+    assert norm.norm_bound(op) <= claim["norm"]
+    assert accepted(held, claim)
+    assert not accepted(held, dict(claim, norm=claim["norm"] * (1 - 1e-4)))

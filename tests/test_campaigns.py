@@ -1,0 +1,49 @@
+"""The page of the campaigns says what was found, and what was found is what was asked for."""
+
+import json
+
+import pytest
+
+from tests import campaigns
+
+PAGE, ROWS = (campaigns.ROOT / "docs" / name for name in (campaigns.PAGE, campaigns.ROWS))
+
+
+@pytest.fixture
+def rows():
+    return json.loads(ROWS.read_text())
+
+
+def test_the_page_is_made_of_the_rows(rows):
+    assert PAGE.read_text() == campaigns.page(rows), "run `python tests/campaigns.py`"
+
+
+def test_nothing_was_found_where_it_must_not_be_and_something_where_it_must(rows):
+    assert {row["violations"] for row in rows.values()} == {0}
+    rounding, attacked, auto = (
+        rows[name]["numbers"]
+        for name in ("rounding at the boundary", "PGD inside of the radius", "AutoAttack inside of the radius")
+    )
+    assert rounding["pairs"] >= 1000
+    assert min(rounding["control_violations"].values()) > 0
+    assert attacked["images"] == 300  # every test image
+    assert attacked["attacks"] >= 10 * attacked["images"]
+    assert auto["images"] == 500
+    assert min(attacked["control_fallen"], auto["control_fallen"]) > 0
+
+
+def test_rows_say_where_they_come_from(rows):
+    for row in rows.values():
+        assert set(row["source"]) == {"command", "seconds", "date", "machine", "commit", "versions"}
+        assert {"lipflow", "python", "torch", "numpy"} <= set(row["source"]["versions"])
+
+
+def test_a_row_takes_the_place_of_its_elder(tmp_path, monkeypatch):
+    monkeypatch.setenv("LIPFLOW_CAMPAIGNS", str(tmp_path))
+    for violations in (3, 0):
+        campaigns.write("a", "test_a", 1.4, done="much", violations=violations, control="falls", images=7)
+    campaigns.write("b", "test_b", 1.4, done="more", violations=0, control="falls")
+    found = json.loads((tmp_path / campaigns.ROWS).read_text())
+    assert {name: row["violations"] for name, row in found.items()} == {"a": 0, "b": 0}
+    assert found["a"]["numbers"] == {"images": 7}
+    assert (tmp_path / campaigns.PAGE).read_text() == campaigns.page(found)

@@ -1,0 +1,30 @@
+"""A file is whole, or the one that was there before; and its mode is what the umask says."""
+
+import os
+
+import pytest
+
+from lipflow.files import write_atomic
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "x"
+    write_atomic(path, lambda temporary: temporary.write_text("old"))
+
+    def fail(temporary):
+        temporary.write_text("ne")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_atomic(path, fail)
+    assert path.read_text() == "old"
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_the_mode_is_the_umasks_whatever_wrote_the_file(umask, tmp_path):
+    path, before = tmp_path / "x", os.umask(umask)
+    try:
+        write_atomic(path, lambda temporary: (temporary.write_text("x"), temporary.chmod(0o600)))
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask

@@ -1,0 +1,38 @@
+"""Memory kept in the process: freed tensors are reused without faulting their pages in again."""
+
+import subprocess
+import sys
+
+import pytest
+
+from lipflow.machine import settle
+
+FAULTS = """
+import resource, sys
+import torch
+from lipflow.machine import settle
+
+if sys.argv[1] == "settled":
+    assert settle()
+for _ in range(20):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(12_000_000)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(how: str) -> int:
+    run = subprocess.run([sys.executable, "-c", FAULTS, how], check=True, capture_output=True, text=True)
+    return int(run.stdout)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's settings")
+def test_freed_memory_is_reused():
+    if not settle():
+        pytest.skip("this C library has no mallopt")
+    assert faults("settled") < faults("as it is") / 10
+
+
+def test_elsewhere_nothing_is_done(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert settle() is False
