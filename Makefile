@@ -7,18 +7,19 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check
 STAMP   := $(VENV)/.installed
 
-# Matplotlib draws to files; pyright looks up no newer release of itself.
+# Matplotlib draws to files; pyright looks up no newer release of itself; mkdocs-material advertises no other program.
 export MPLBACKEND := Agg
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+export NO_MKDOCS_2_WARNING := 1
 
 # One thread a worker: the workers share the cores, and threads on top of them only fight.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-# The attack libraries are installed, so no test of them may be skipped.
-INSIST := LIPFLOW_CLIENTS=1
+# The attack libraries and the documentation tools are installed, so no test of them may be skipped.
+INSIST := LIPFLOW_CLIENTS=1 LIPFLOW_DOCS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test lint format demo campaign bench docs clean
+.PHONY: help venv test lint format demo campaign bench experiments docs clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,7 +29,7 @@ venv: $(STAMP)  ## Create .venv and install lipflow with its tools (repeated whe
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { echo "==> creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "==> installing lipflow and its tools into $(VENV) (a minute or two the first time)"
-	@$(PIP) install -qq -c constraints.txt -e '.[dev,attack]'
+	@$(PIP) install -qq -c constraints.txt -e '.[dev,attack,docs]'
 	@$(PIP) install -qq -c constraints.txt --no-deps torchattacks  # it would bring torchvision, and never imports it
 	@touch $@
 
@@ -62,11 +63,14 @@ bench: venv  ## Run every benchmark, one after another
 	  echo "==> $$file"; $(BIN)/python "$$file" || exit 1; \
 	done
 
+experiments: venv  ## The paper's experiments at small scale, resumable (about five hours on two cores)
+	@echo "==> python -m experiments --scale small"
+	@$(BIN)/python -m experiments --scale small
+
 docs: venv  ## Build the documentation into site/
-	@echo "==> installing the documentation tools into $(VENV)"
-	@$(PIP) install -qq -c constraints.txt -e '.[docs]'
 	@echo "==> mkdocs build"
 	@$(BIN)/mkdocs build --strict --quiet --site-dir site
+	@echo "site/index.html is the start; for its search, serve it: python3 -m http.server --directory site"
 
 clean:  ## Remove caches and build products (keeps .venv, data and runs)
 	@rm -rf build dist site .pytest_cache .ruff_cache .hypothesis

@@ -21,7 +21,10 @@ from lipflow.rounding import down, sqrt_up, up
 
 @dataclass(frozen=True)
 class Certificates:
-    """One row an image: label, certified radius (0: not certified), the paper's radius, and the scores themselves."""
+    """One row an image: a label, and the radius below which it is certified (0 says nothing).
+
+    Beside them stand the radius by the paper's rule, which leaves no room for rounding, and the scores themselves.
+    """
 
     label: Tensor  # (n,) int64
     radius: Tensor  # (n,) float64

@@ -19,7 +19,7 @@ class Loss(ABC):
 
     @abstractmethod
     def each(self, logits: Tensor, labels: Tensor, head: Head) -> Tensor:
-        """The loss of each example  # (batch,)."""
+        """The loss of each example, `(batch,)`."""
 
     def __call__(self, logits: Tensor, labels: Tensor, head: Head) -> Tensor:
         """The mean over the batch."""

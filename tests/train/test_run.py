@@ -126,6 +126,11 @@ def test_triangular(progress, factor):
     assert SCHEDULES["triangular"](progress, CPL) == pytest.approx(factor, abs=1e-12)
 
 
+@pytest.mark.parametrize(("progress", "factor"), [(0, 0), (0.1, 0.5), (0.2, 1), (0.6, 0.5), (1, 0)])
+def test_linear(progress, factor):
+    assert SCHEDULES["linear"](progress, CPL) == pytest.approx(factor, abs=1e-12)
+
+
 @pytest.mark.parametrize("steps", [1, 2, 7, 1000])
 def test_no_step_is_taken_at_rate_zero(steps):
     """And the mean rate is the schedule's: half the base times the height of each piece (exact for 5 | steps)."""

@@ -92,7 +92,7 @@ class BlockConvolution(Parameterisation):
         return (self.sizes[1], *(self.seen.shape[1:] if shape is None else shape[1:]))
 
     def kernel(self) -> Tensor:
-        """The kernel  # (out, in, height, width)."""
+        """The kernel `(out, in, height, width)`."""
         kernel = bjorck(self.mix, self.iterations)[:, :, None, None]
         for axis, q in zip(self.axes, bjorck(self.halves, self.iterations), strict=True):
             kernel = turn(kernel, q, axis)

@@ -23,7 +23,7 @@ class Head(Lipschitz):
 
     @abstractmethod
     def pair_bounds(self) -> Tensor:
-        """Bounds on the Lipschitz constants of hᵢ - hⱼ, from above  # (classes, classes), float64, 0 for i = j."""
+        """The Lipschitz constants of hᵢ - hⱼ, from above: `(classes, classes)`, float64, 0 for i = j."""
 
 
 class Truncate(Head):

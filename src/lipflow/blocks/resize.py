@@ -27,7 +27,7 @@ class PadChannels(Nonexpansive):
 
 
 class TakeChannels(Nonexpansive):
-    """The first `channels` channels or features: an orthogonal projection, SOC's way to narrow."""
+    """The first so many `channels`, or features: an orthogonal projection, SOC's way to narrow."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

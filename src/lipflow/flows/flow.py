@@ -49,7 +49,12 @@ def cpl_conv(
     bias: bool = True,
     h: float | None = None,
 ) -> Flow:
-    """The convolutional Convex Potential Layer x - (2/s‖W‖²)·Wᵀσ(Wx + b), W from `channels` to `inner` channels."""
+    """The convolutional Convex Potential Layer x - (2/s‖W‖²)·Wᵀσ(Wx + b), W from `channels` to `inner` channels.
+
+    `sigma` is a name, or a `Monotone` with its slopes. A fixed `h` takes the place of 2/(s‖W‖²): the paper's relaxed
+    layer, which may stretch, and says so. The input size is learned from the first batch, or given as `in_size`; the
+    rest is as in nn.Conv2d.
+    """
     weight = ConvWeight(channels, inner, kernel_size, padding, padding_mode, stride, dilation, groups, in_size)
     return Flow(ConvexPotential(weight, sigma, bias), ExplicitEuler(h))
 
@@ -57,7 +62,7 @@ def cpl_conv(
 def cpl_dense(
     features: int, inner: int, *, sigma: str | Monotone = "relu", bias: bool = True, h: float | None = None
 ) -> Flow:
-    """The dense Convex Potential Layer, W of `inner` rows."""
+    """The dense Convex Potential Layer x - (2/s‖W‖²)·Wᵀσ(Wx + b), W of `inner` rows; see `cpl_conv`."""
     return Flow(ConvexPotential(DenseWeight(features, inner), sigma, bias), ExplicitEuler(h))
 
 

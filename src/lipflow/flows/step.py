@@ -102,7 +102,7 @@ class Midpoint(Step):
 
 @dataclass(frozen=True)
 class Exponential(Step):
-    """e^{hA}x, the exact flow of a skew field, by `terms` terms of its series: SOC. train() may use `train_terms`."""
+    """e^{hA}x, the exact flow of a skew field, by so many `terms` of its series: SOC. train() may use `train_terms`."""
 
     h: float = 1.0
     terms: int = 12

@@ -53,7 +53,9 @@ class Row(NamedTuple):
 class Frozen(nn.Module):
     """A network that can be certified: immutable, float64, differentiable in its input.
 
-    It takes uint8 images, as k/255, or floats in [0, 1]  # (batch, *in_shape) → (batch, classes).
+    It takes images `(batch, *in_shape)`, uint8 as k/255 or floats in [0, 1], to scores `(batch, classes)`.
+    `lipschitz` is the L of the whole network, `rounding` its E, `pair_bounds` the constants of fᵢ - fⱼ; `ledger` has a
+    row for each primitive.
     """
 
     primitives: tuple[Primitive, ...]
@@ -180,7 +182,7 @@ def freeze(model: nn.Module, in_shape: Shape | None = None) -> Frozen:
 
 @torch.no_grad()
 def certify(frozen: Frozen, images: Tensor) -> Certificates:
-    """Certify images: uint8, or floats in [0, 1]  # (n, *in_shape)."""
+    """A label and a radius for each of some images `(n, *in_shape)`: uint8, or floats in [0, 1]."""
     if not isinstance(frozen, Frozen):
         raise TypeError(f"certify takes a frozen network: lipflow.freeze(model), not {type(frozen).__name__}")
     frozen.require_untouched()

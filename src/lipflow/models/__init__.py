@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from lipflow.bound import Shape
 from lipflow.models.cpl import SIZES, cpl
+from lipflow.models.fast import cpl_fast
 from lipflow.models.kwlarge import SIZES as KW
 from lipflow.models.kwlarge import kwlarge
 from lipflow.models.lipconvnet import SIZES as SOC
@@ -32,6 +33,7 @@ MODELS: dict[str, Model] = {
     "cpl-m": Model(cpl, SIZES["cpl-m"], _CIFAR, "the paper's CPL-M"),
     "cpl-l": Model(cpl, SIZES["cpl-l"], _CIFAR, "the paper's CPL-L"),
     "cpl-xl": Model(cpl, SIZES["cpl-xl"], _CIFAR, "the paper's CPL-XL"),
+    "cpl-fast": Model(cpl_fast, {}, _CIFAR, "a small CPL network, for certified accuracy per minute"),
     "cpl-digits": Model(cpl, SIZES["cpl-digits"], (1, 8, 8), "a small CPL network for 8×8 grey images"),
     "cayley-kw3": Model(kwlarge, KW["cayley-kw3"], _CIFAR, "Cayley: KW-Large of width 3 (Trockman and Kolter 2021)"),
     "bcop-large": Model(kwlarge, KW["bcop-large"], _CIFAR, "BCOP: the large LConvNet (Li et al. 2019)"),

@@ -38,7 +38,7 @@ class Axis(NamedTuple):
 
 
 class Conv2d(LinearOperator):
-    """y = K ∗ x for a kernel K  # (out, in / groups, height, width), on inputs (batch, in, *in_size).
+    """y = K ∗ x for a kernel K `(out, in / groups, height, width)`, on inputs `(batch, in, *in_size)`.
 
     `padding` is a number, a pair (rows, columns), pairs ((top, bottom), (left, right)), or "same" (stride 1 keeps
     the size; an even kernel gets its odd position at the end). `padding_mode` is "zeros" or "circular".

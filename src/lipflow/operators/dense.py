@@ -7,7 +7,7 @@ from lipflow.operators.operator import LinearOperator, require_real
 
 
 class Dense(LinearOperator):
-    """x ↦ Wx for a matrix W  # (out, in); inputs are (..., in)."""
+    """x ↦ Wx for a matrix W `(out, in)`; inputs are `(..., in)`."""
 
     def __init__(self, weight: Tensor) -> None:
         require_real(weight, "Dense")

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class LinearOperator(ABC):
-    """A linear map W: `op(x)` = Wx and `op.adjoint(y)` = Wᵀy, on batches  # (batch, *in_shape), (batch, *out_shape).
+    """A linear map W: `op(x)` = Wx and `op.adjoint(y)` = Wᵀy, on batches `(batch, *in_shape)`, `(batch, *out_shape)`.
 
     What holds for every operator is a function over it: `norm_estimate`, `norm_bound`.
     """

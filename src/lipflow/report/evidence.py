@@ -66,7 +66,7 @@ class Certificate:
         return self.label == self.truth
 
     def certified(self, eps: Fraction) -> np.ndarray:
-        """Right, and R > eps exactly  # (n,) bool."""
+        """Which images are right and have R > eps exactly: `(n,)`, bool."""
         return self.right & (self.radius > down(eps))
 
 

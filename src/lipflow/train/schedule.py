@@ -7,7 +7,7 @@ Note [the schedule reaches its end]
 """
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,13 +15,23 @@ if TYPE_CHECKING:
 
 Schedule = Callable[[float, "Recipe"], float]
 
-_CORNERS = ((0.0, 0.0), (2 / 5, 1.0), (4 / 5, 1 / 20), (1.0, 0.0))
+_PAPER = ((0.0, 0.0), (2 / 5, 1.0), (4 / 5, 1 / 20), (1.0, 0.0))
+_LINEAR = ((0.0, 0.0), (1 / 5, 1.0), (1.0, 0.0))
 
 
 def triangular(progress: float, recipe: "Recipe") -> float:
     """Straight lines through (0, 0), (2/5, 1), (4/5, 1/20) and (1, 0): the paper's."""
-    right = min(max(bisect_right(_CORNERS, (progress, 2.0)), 1), len(_CORNERS) - 1)
-    (x0, y0), (x1, y1) = _CORNERS[right - 1], _CORNERS[right]
+    return _between(_PAPER, progress)
+
+
+def linear(progress: float, recipe: "Recipe") -> float:
+    """Straight lines through (0, 0), (1/5, 1) and (1, 0)."""
+    return _between(_LINEAR, progress)
+
+
+def _between(corners: Sequence[tuple[float, float]], progress: float) -> float:
+    right = min(max(bisect_right(corners, (progress, 2.0)), 1), len(corners) - 1)
+    (x0, y0), (x1, y1) = corners[right - 1], corners[right]
     return y0 + (y1 - y0) * (progress - x0) / (x1 - x0)
 
 
@@ -42,6 +52,7 @@ def constant(progress: float, recipe: "Recipe") -> float:
 
 SCHEDULES: dict[str, Schedule] = {
     "triangular": triangular,
+    "linear": linear,
     "multistep": multistep,
     "exponential": exponential,
     "constant": constant,

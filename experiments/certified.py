@@ -1,0 +1,49 @@
+"""Figure 1: certified accuracy against ε, of CPL, Cayley and SOC on both data sets.
+
+The paper prints numbers for three ε of these curves, in Tables 2 and 3.
+"""
+
+from functools import partial
+
+from experiments.draw import curves
+from experiments.experiment import Claim, Column, Experiment, Rows, Verdict
+from experiments.rivals import CAYLEY, CERTIFIED, DATA, SOC, S, beats
+from experiments.rivals import published as table
+from experiments.rivals import rows as rivals
+from lipflow.report.published import PAPER
+
+FAR = ("0.2", "0.4", "0.6", "0.8", "1")
+
+
+def along(first: str, second: str):
+    """A rule: one curve above another, at 0.2 to 0.6."""
+
+    def rule(rows: Rows) -> Verdict:
+        return beats(rows, first, second, tuple(("certified", eps) for eps in FAR[:3]))
+
+    return rule
+
+
+def experiment(data: str) -> Experiment:
+    claims = {
+        "cifar10": (
+            Claim("CPL-S certifies more than Cayley, at ε from 0.2 to 0.6.", along(S, CAYLEY)),
+            Claim("CPL-S certifies more than SOC-10, at ε from 0.2 to 0.6.", along(S, SOC)),
+        ),
+        "cifar100": (Claim("SOC-10 certifies more than CPL-S, at ε from 0.2 to 0.6.", along(SOC, S)),),
+    }
+    return Experiment(
+        name=f"certified-{data}",
+        title=f"Certified accuracy against ε on {DATA[data]}",
+        source=f"{PAPER}, Figure 1",
+        claims=claims[data],
+        columns=(*CERTIFIED, *(Column(f"ε = {eps}", ("certified", eps)) for eps in FAR)),
+        draw=curves("certified"),
+        runs=partial(rivals, data=data),
+        measures=("certified",),
+        published=table(data),
+        data=data,
+    )
+
+
+EXPERIMENTS = tuple(map(experiment, DATA))

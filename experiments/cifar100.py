@@ -1,0 +1,43 @@
+"""Table 3: clean and certified accuracy on CIFAR-100 of CPL, Cayley, SOC and SOC+ (quoted), all with LLN."""
+
+from functools import partial
+
+from experiments.cifar10 import ONLY_S, SIZES
+from experiments.draw import dots
+from experiments.experiment import Claim, Experiment
+from experiments.rivals import CAYLEY, CERTIFIED, SECONDS, SOC, XL, S, beats, in_order
+from experiments.rivals import published as table
+from experiments.rivals import rows as rivals
+from lipflow.report.published import PAPER
+
+NEAR = (("clean",), ("certified", "36/255"))
+
+EXPERIMENTS = (
+    Experiment(
+        name="cifar100",
+        title="Clean and certified accuracy on CIFAR-100",
+        source=f"{PAPER}, Table 3",
+        claims=(
+            Claim("CPL-S is above Cayley, clean and at 36/255.", lambda r: beats(r, S, CAYLEY, NEAR)),
+            Claim("SOC-10 is above CPL-S, clean and certified at every ε.", lambda r: beats(r, SOC, S)),
+            Claim(
+                "SOC-10 certifies slightly more than CPL-XL.",
+                lambda r: beats(r, SOC, XL, NEAR[1:]),
+                scales=("paper",),
+                otherwise=ONLY_S,
+            ),
+            Claim(
+                "S < M < L < XL in clean accuracy.",
+                lambda r: in_order(r, SIZES, "clean"),
+                scales=("paper",),
+                otherwise=ONLY_S,
+            ),
+        ),
+        columns=(*CERTIFIED, SECONDS),
+        draw=dots,
+        runs=partial(rivals, data="cifar100"),
+        measures=("certified",),
+        published=table("cifar100"),
+        data="cifar100",
+    ),
+)

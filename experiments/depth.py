@@ -1,0 +1,86 @@
+"""Figure 3: accuracy against epochs of networks of 100 to 1000 convolutional CPLs with 30 channels, no normalization.
+
+The paper plots test accuracy; here it is that of held-out images, as the test images are looked at once, at the end. It
+prints no number. At the small scale images are 8×8 and epochs few: one, for the deepest.
+"""
+
+from experiments.draw import epochs
+from experiments.experiment import (
+    NOT_JUDGED,
+    NOT_SEEN,
+    SEEN,
+    Claim,
+    Column,
+    Experiment,
+    Missing,
+    Rows,
+    Verdict,
+    above,
+    every,
+    holds,
+)
+from lipflow.report.published import PAPER
+
+CHANCE, LEARNED = 0.1, 0.05
+FEW = 3  # epochs; a deep network that has not started after fewer may still do so, as the paper says
+UNEQUAL = "the networks of this scale are given different numbers of epochs, and few"
+
+
+def layers(label: str) -> int:
+    return int(label.split()[0])
+
+
+def trains(rows: Rows) -> Verdict:
+    """Every depth ends at least so far above chance."""
+    if not rows.measured:
+        raise Missing("any depth")
+    found = []
+    for label in sorted(rows.measured, key=layers):
+        if any(rows.values(label, "diverged")):
+            found.append(holds(False, f"{label} diverged"))
+            continue
+        reached, epochs = rows.accuracy(label, "validation"), min(rows.values(label, "epochs"))
+        learned = reached.value - 2 * reached.error > CHANCE + LEARNED
+        outcome = SEEN if learned else NOT_SEEN if epochs >= FEW else NOT_JUDGED
+        found.append(Verdict(outcome, f"{label} {reached} after {epochs} epoch{'s' * (epochs > 1)}"))
+    return every(*found)
+
+
+def no_gain(rows: Rows) -> Verdict:
+    """The deepest is not above the shallowest."""
+    shallow, *_, deep = sorted(rows.measured, key=layers)
+    verdict = above(rows, (deep, "validation"), (shallow, "validation"))
+    return holds(verdict.outcome != "seen", verdict.evidence)
+
+
+def late_start(rows: Rows) -> Verdict:
+    """The deepest takes more epochs than the shallowest to leave chance."""
+    shallow, *_, deep = sorted(rows.measured, key=layers)
+
+    def start(label: str) -> int:
+        reached = (n for n, value in rows.values(label, "validations")[0] if value > CHANCE + LEARNED)
+        return next(reached, 10**9)
+
+    first, last = start(shallow), start(deep)
+    return holds(last > first, f"above {100 * (CHANCE + LEARNED):.0f}% at epoch {first} and {last}")
+
+
+EXPERIMENTS = (
+    Experiment(
+        name="depth",
+        title="Networks of 100 to 1000 layers",
+        source=f"{PAPER}, Figure 3",
+        claims=(
+            Claim("Very deep networks train without normalization or gradient clipping.", trains),
+            Claim("There is no gain in very deep networks.", no_gain, scales=("paper",), otherwise=UNEQUAL),
+            Claim("The deepest take some epochs to start.", late_start, scales=("paper",), otherwise=UNEQUAL),
+        ),
+        columns=(
+            Column("held-out accuracy", ("validation",)),
+            Column("epochs", ("epochs",), percent=False),
+            Column("loss", ("loss",), percent=False),
+        ),
+        draw=epochs,
+        runs=lambda scale: scale.deep(),
+    ),
+)

@@ -1,0 +1,158 @@
+"""The figures of experiments, from their JSON. matplotlib is imported when a figure is drawn, not before."""
+
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+from lipflow.report.figure import COLOURS, MARKS, plain
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Result = Mapping[str, Any]
+Drawing = Callable[["Figure", Result], None]
+AXES = {"certified": "certified accuracy (%)", "attacked": "accuracy under PGD (%)"}
+START = {"certified": "clean", "attacked": "attacked_clean"}  # at ε = 0, of the same images
+
+
+def require_matplotlib() -> None:
+    """Refuse before any work is done, with what would help."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ValueError("figures need matplotlib, which is not installed: pip install 'lipflow[report]'") from None
+
+
+def save(draw: Drawing, result: Result, path: Path) -> None:
+    """Draw a result to a PNG file, with the scale in its title."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(layout="constrained")
+    draw(figure, result)
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", alpha=0.3)
+    figure.suptitle(f"{result['title']} ({result['scale']} scale)", fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150, metadata={"Software": None})
+
+
+def look_up(measured: Mapping[str, Any], path: Sequence[str]) -> Any:
+    """The entry at a path of keys, or None."""
+    value: Any = measured
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def average(rows: Sequence[Mapping[str, Any]], path: Sequence[str]) -> float | None:
+    """The mean over the seeds that have a number there."""
+    found = [value for row in rows if isinstance(value := look_up(row, path), int | float)]
+    return mean(found) if found else None
+
+
+def dots(figure: "Figure", result: Result) -> None:
+    """Every row in every column of percents: ours as marks, the paper's as crosses of the same colour."""
+    figure.set_size_inches(6.4, 4)
+    axes = figure.add_subplot()
+    columns = [c for c in result["columns"] if c["percent"]]
+    for i, (label, rows) in enumerate(result["rows"].items()):
+        colour = COLOURS[i % len(COLOURS)]
+        ours = [(x, average(rows, c["path"])) for x, c in enumerate(columns)]
+        _marks(axes, [(x, 100 * y) for x, y in ours if y is not None], colour, MARKS[i % 4], label)
+        theirs = [result["published"].get(label, {}).get(c["title"]) for c in columns]
+        _marks(axes, [(x, y) for x, y in enumerate(theirs) if y is not None], colour, "x", f"{label}, published")
+    axes.set_xticks(range(len(columns)), [c["title"] for c in columns])
+    axes.set(ylabel="accuracy (%)", ylim=(0, 100))
+    _legend(axes)
+
+
+def _marks(axes: "Axes", points: Sequence[tuple[float, float]], colour: str, mark: str, label: str) -> None:
+    if points:
+        style = ":" if mark == "x" else "-"
+        x, y = zip(*points, strict=True)
+        axes.plot(x, y, style, marker=mark, color=colour, linewidth=1, markersize=5, label=plain(label))
+
+
+def curves(*keys: str) -> Drawing:
+    """Accuracy against ε, a panel for each key: the mean over seeds, with every seed behind it."""
+
+    def draw(figure: "Figure", result: Result) -> None:
+        figure.set_size_inches(5.2 * len(keys), 4)
+        for place, key in enumerate(keys, 1):
+            axes = figure.add_subplot(1, len(keys), place)
+            for i, (label, rows) in enumerate(result["rows"].items()):
+                colour = COLOURS[i % len(COLOURS)]
+                lines = [_curve(row, key) for row in rows if key in row and START[key] in row]
+                for line in lines:
+                    axes.plot([e for e, _ in line], [y for _, y in line], color=colour, linewidth=0.6, alpha=0.4)
+                if lines:
+                    x = [e for e, _ in lines[0]]
+                    y = [mean(line[k][1] for line in lines) for k in range(len(x))]
+                    mark = "" if len(x) > 20 else MARKS[i % 4]
+                    axes.plot(x, y, color=colour, marker=mark, markersize=4, label=plain(label))
+            axes.set(xlabel="ε, the L2 norm of the perturbation", ylabel=AXES[key], ylim=(0, 100))
+            axes.set_xlim(left=0)
+            _legend(axes)
+
+    return draw
+
+
+def _curve(row: Mapping[str, Any], key: str) -> list[tuple[float, float]]:
+    points = {Fraction(0): row[START[key]], **{Fraction(eps): value for eps, value in row[key].items()}}
+    return [(float(eps), 100 * points[eps]) for eps in sorted(points)]
+
+
+def epochs(figure: "Figure", result: Result) -> None:
+    """Accuracy on held-out images after every epoch, on a logarithmic axis as the paper has it."""
+    figure.set_size_inches(5.6, 4)
+    axes = figure.add_subplot()
+    for i, (label, rows) in enumerate(result["rows"].items()):
+        for row in rows:
+            points = row.get("validations", [])
+            x, y = [n for n, _ in points], [100 * value for _, value in points]
+            axes.plot(x, y, marker=MARKS[i % 4], markersize=4, color=COLOURS[i % len(COLOURS)], label=plain(label))
+    axes.set(xlabel="epoch", ylabel="held-out accuracy (%)", xscale="log", ylim=(0, 100))
+    _legend(axes)
+
+
+def layers(figure: "Figure", result: Result) -> None:
+    """The norm of the gradient before each layer, over that of the scores: trained, and fresh (dashed)."""
+    figure.set_size_inches(5.6, 4)
+    axes = figure.add_subplot()
+    for i, (label, rows) in enumerate(result["rows"].items()):
+        for row in rows:
+            for state, style in (("trained", "-"), ("fresh", "--")):
+                norms = look_up(row, ("gradient", state)) or []
+                name = f"{label}, {state}"
+                x = [k / max(1, len(norms) - 1) for k in range(len(norms))]
+                axes.plot(x, norms, style, color=COLOURS[i % len(COLOURS)], linewidth=1.2, label=plain(name))
+    axes.set(xlabel="place in the network (0: first layer, 1: last)", ylabel="gradient norm / at the scores")
+    axes.set_yscale("log")
+    _legend(axes)
+
+
+def bars(title: str, unit: str) -> Drawing:
+    """One column as bars, a bar a row, and the paper's number as a cross where it has one."""
+
+    def draw(figure: "Figure", result: Result) -> None:
+        figure.set_size_inches(5.2, 3.6)
+        axes = figure.add_subplot()
+        (column,) = (c for c in result["columns"] if c["title"] == title)
+        labels = list(result["rows"])
+        for i, label in enumerate(labels):
+            value = average(result["rows"][label], column["path"])
+            if value is not None:
+                axes.bar(i, 100 * value if column["percent"] else value, color=COLOURS[i % len(COLOURS)])
+        axes.set_xticks(range(len(labels)), [plain(label) for label in labels])
+        axes.set_ylabel(unit)
+
+    return draw
+
+
+def _legend(axes: "Axes") -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=7)

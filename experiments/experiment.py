@@ -1,0 +1,152 @@
+"""What an experiment is: rows of runs, what is measured of each, and claims with the rules that judge them.
+
+A claim is **seen**, **not seen**, or **cannot be judged** at a scale. A rule compares accuracies with their standard
+errors: √(p(1 - p)/n + s²/k) for n images and k seeds with standard deviation s (of one seed nothing is known, and s
+counts as 0). A difference within two standard errors cannot be judged.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from experiments.scale import Scale
+from lipflow.train.run import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SEEN, NOT_SEEN, NOT_JUDGED = "seen", "not seen", "cannot be judged"
+Outcome = Literal["seen", "not seen", "cannot be judged"]
+Measured = Mapping[str, Any]  # of one run, as JSON values
+NOISE = 2.0  # standard errors
+
+
+class Verdict(NamedTuple):
+    """What a rule says, and the numbers that it says it from."""
+
+    outcome: Outcome
+    evidence: str
+
+
+class Missing(KeyError):
+    """A number that a rule asks for and that was not measured."""
+
+
+class Quantity(NamedTuple):
+    """A mean over seeds, and its standard error."""
+
+    value: float
+    error: float
+    seeds: int
+
+    def __str__(self) -> str:
+        return f"{100 * self.value:.1f}%"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What was measured: label of a row → one table of numbers for each seed."""
+
+    measured: Mapping[str, Sequence[Measured]]
+
+    def values(self, label: str, *path: str) -> list[Any]:
+        """The entry at a path of keys, for each seed of a row."""
+        found = []
+        for value in self.measured.get(label, ()):
+            for key in path:
+                if not isinstance(value, Mapping) or key not in value:
+                    raise Missing(f"{label}: {' '.join(path)}")
+                value = value[key]
+            found.append(value)
+        if not found:
+            raise Missing(label)
+        return found
+
+    def accuracy(self, label: str, *path: str) -> Quantity:
+        """A fraction of images, such as ("certified", "36/255"); its error is of the images that it is a part of."""
+        values = [float(v) for v in self.values(label, *path)]
+        counted = {"attacked": "attacked_images", "standing": "attacked_images", "validation": "validation_images"}
+        images = min(self.values(label, counted.get(path[0], "images")))
+        p = mean(values)
+        spread = stdev(values) ** 2 / len(values) if len(values) > 1 else 0.0
+        return Quantity(p, math.sqrt(p * (1 - p) / images + spread), len(values))
+
+
+Rule = Callable[[Rows], Verdict]
+
+
+def above(rows: Rows, first: tuple[str, ...], second: tuple[str, ...], by: float = 0.0) -> Verdict:
+    """Whether one accuracy is above another, by at least so much; each is (label, key, …)."""
+    a, b = rows.accuracy(*first), rows.accuracy(*second)
+    left, noise = a.value - b.value - by, NOISE * math.hypot(a.error, b.error)
+    where = " ".join(first[1:])
+    text = f"{where}: {first[0]} {a}, {second[0]} {b} (noise ±{100 * noise:.1f})"
+    return Verdict(SEEN if left > noise else NOT_SEEN if left < -noise else NOT_JUDGED, text)
+
+
+def every(*verdicts: Verdict) -> Verdict:
+    """All of them: not seen if one is not, and to be judged only if all are."""
+    outcomes = {v.outcome for v in verdicts}
+    outcome = NOT_SEEN if NOT_SEEN in outcomes else NOT_JUDGED if NOT_JUDGED in outcomes else SEEN
+    return Verdict(outcome, "; ".join(v.evidence for v in verdicts))
+
+
+def holds(condition: bool, evidence: str) -> Verdict:
+    """Seen or not, where there is no noise to speak of."""
+    return Verdict(SEEN if condition else NOT_SEEN, evidence)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence, the rule that judges it, and at which scales it can be judged at all."""
+
+    text: str
+    rule: Rule
+    scales: tuple[str, ...] = ("small", "paper")
+    otherwise: str = "the cut networks and schedules of this scale say nothing about it"
+    ours: bool = False  # a claim of lipflow, which the paper does not make
+
+    def judge(self, scale: str, rows: Rows) -> Verdict:
+        if scale == "smoke":
+            return Verdict(NOT_JUDGED, "a smoke run, on synthetic images: it shows that the code runs, and no more")
+        if scale not in self.scales:
+            return Verdict(NOT_JUDGED, self.otherwise)
+        try:
+            return self.rule(rows)
+        except Missing as error:
+            return Verdict(NOT_JUDGED, f"not measured: {error.args[0]}")
+
+
+class Column(NamedTuple):
+    """A column of the table of an experiment: where its numbers are, and whether they are fractions."""
+
+    title: str
+    path: tuple[str, ...]
+    percent: bool = True
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or a figure of the paper."""
+
+    name: str
+    title: str
+    source: str  # where in the paper
+    claims: tuple[Claim, ...]
+    columns: tuple[Column, ...]
+    draw: Callable[["Figure", Mapping[str, Any]], None]  # a result, as its JSON, onto an empty figure
+    runs: Callable[[Scale], Mapping[str, Sequence[Run]]] = lambda scale: {}
+    measures: tuple[str, ...] = ()  # names in experiments.measure.MEASURES, in order
+    fixed: Callable[[], Mapping[str, Sequence[Measured]]] = dict  # rows that need no run
+    published: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # row → column → as printed there
+    data: str = "cifar10"
+
+    def judge(self, scale: str, rows: Rows) -> list[dict[str, Any]]:
+        """Every claim with its verdict, as JSON values."""
+        verdicts = [(claim, claim.judge(scale, rows)) for claim in self.claims]
+        return [
+            {"text": c.text, "whose": "ours" if c.ours else "the paper's", "verdict": v.outcome, "evidence": v.evidence}
+            for c, v in verdicts
+        ]

@@ -1,0 +1,49 @@
+"""The gradient norm against depth, which the appendix says is controlled "naturally": neither exploding nor vanishing.
+
+Backwards through a layer with L = 1 a gradient cannot grow. That it does not vanish is no theorem, and is measured: its
+norm before each layer over that of the scores, in the networks of the depth experiment, fresh and trained.
+"""
+
+from experiments.depth import layers as layers_of
+from experiments.draw import layers
+from experiments.experiment import Claim, Column, Experiment, Rows, Verdict, every, holds
+from lipflow.report.published import PAPER
+
+ROOM = 1.01  # a live network's steps come from estimated norms
+VANISHED = 0.01
+
+
+def norms(rows: Rows, label: str) -> list[float]:
+    """All that were measured in a row, fresh and trained."""
+    tables = rows.values(label, "gradient")
+    return [norm for table in tables for state in ("fresh", "trained") for norm in table[state]]
+
+
+def bounded(rows: Rows) -> Verdict:
+    worst = {label: max(norms(rows, label)) for label in sorted(rows.measured, key=layers_of)}
+    return every(*(holds(norm <= ROOM, f"{label} at most {norm:.3g}") for label, norm in worst.items()))
+
+
+def alive(rows: Rows) -> Verdict:
+    least = {label: min(norms(rows, label)) for label in sorted(rows.measured, key=layers_of)}
+    return every(*(holds(norm >= VANISHED, f"{label} at least {norm:.3g}") for label, norm in least.items()))
+
+
+EXPERIMENTS = (
+    Experiment(
+        name="gradient",
+        title="The gradient norm against depth",
+        source=f"{PAPER}, appendix, training stability",
+        claims=(
+            Claim("Gradients do not explode: nowhere above the scores' own.", bounded),
+            Claim(f"Gradients do not vanish: nowhere below {VANISHED:g} of the scores' own.", alive),
+        ),
+        columns=(
+            Column("trained, first layer", ("first_trained",), percent=False),
+            Column("fresh, first layer", ("first_fresh",), percent=False),
+        ),
+        draw=layers,
+        runs=lambda scale: scale.deep(),
+        measures=("gradient",),
+    ),
+)

@@ -1,0 +1,43 @@
+"""What the tables and figures of both data sets share: the rows (CPL, Cayley, SOC), their columns, and the paper's."""
+
+from collections.abc import Mapping
+
+from experiments.experiment import Column, Rows, Verdict, above, every
+from experiments.scale import Scale
+from lipflow.report.published import EPSILONS, TABLES, Published
+from lipflow.train.recipe import RECIPES
+from lipflow.train.run import Run
+
+DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+S, CAYLEY, SOC = (TABLES["cifar10"][model].title for model in ("cpl-s", "cayley-kw3", "soc-10"))
+XL, SOC_20 = (TABLES["cifar10"][model].title for model in ("cpl-xl", "soc-20"))
+CERTIFIED = (Column("clean", ("clean",)), *(Column(eps, ("certified", eps)) for eps in EPSILONS))
+ACCURACIES: tuple[tuple[str, ...], ...] = tuple(column.path for column in CERTIFIED)
+SECONDS = Column("s/epoch", ("seconds_per_epoch",), percent=False)
+
+
+def rows(scale: Scale, data: str) -> Mapping[str, list[Run]]:
+    """The rows of a main table that a scale has, with all of its seeds."""
+    return {TABLES[data][model].title: scale.runs(model, data) for model in scale.models if model in RECIPES}
+
+
+def as_columns(row: Published) -> dict[str, float]:
+    """A row of the paper by our columns."""
+    seconds = {} if row.seconds is None else {SECONDS.title: row.seconds}
+    return {"clean": row.clean, **dict(zip(EPSILONS, row.certified, strict=True)), **seconds}
+
+
+def published(data: str) -> dict[str, dict[str, float]]:
+    """The paper's table."""
+    return {row.title: as_columns(row) for row in TABLES[data].values()}
+
+
+def beats(found: Rows, first: str, second: str, paths: tuple[tuple[str, ...], ...] = ACCURACIES) -> Verdict:
+    """One row above another at each of the paths."""
+    return every(*(above(found, (first, *path), (second, *path)) for path in paths))
+
+
+def in_order(found: Rows, labels: tuple[str, ...], *path: str) -> Verdict:
+    """Each row above the one before it."""
+    pairs = zip(labels[1:], labels[:-1], strict=True)
+    return every(*(above(found, (larger, *path), (smaller, *path)) for larger, smaller in pairs))

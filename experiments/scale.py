@@ -1,0 +1,176 @@
+"""The three scales: what a network, a recipe and an evaluation are at each, and what they are expected to cost.
+
+paper    as published: 200 epochs, three seeds, all 10000 test images
+small    real CIFAR-10 and the same code; narrower networks and few epochs, at most 20 minutes a run on two cores
+smoke    synthetic images in the official layout, seconds; it shows that the code runs, and publishes nothing
+
+Everything that is cut is in the tables below, and nowhere else.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from lipflow.report.published import BATCH_SIZES_CIFAR10, BATCH_SIZES_CIFAR100, EPSILONS, TABLES
+from lipflow.train.recipe import Recipe, recipe_for
+from lipflow.train.run import Run, Size
+
+DEEP = "cpl"  # the networks of 100 to 1000 layers, with 30 channels by default
+CURVE: tuple[str, ...] = ("0.2", "0.4", "0.6", "0.8", "1")  # of attacks: the paper speaks of 0.6 and 0.8
+GRID: tuple[str, ...] = (*EPSILONS, *(f"{k / 20:g}" for k in range(1, 41)))  # of certified accuracy: no cost a point
+_RECIPE = {f.name for f in fields(Recipe)}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How the published runs are cut, and how much of the test set is looked at."""
+
+    name: str
+    seeds: int
+    sizes: Mapping[str, Mapping[str, Size]] = field(default_factory=dict)  # over the model's own
+    recipe: Mapping[str, Any] = field(default_factory=dict)  # over the published one
+    sources: Mapping[str, str] = field(default_factory=dict)  # the images that stand for a dataset
+    validation: int | None = None
+    models: tuple[str, ...] = ()  # of the two main tables
+    depths: Mapping[int, int] = field(default_factory=dict)  # convolutional layers → epochs
+    deep_recipe: Mapping[str, Any] = field(default_factory=dict)
+    images: int | None = None  # test images certified; None is all
+    attacked: int = 1000
+    attacked_at: tuple[str, ...] = (*EPSILONS, *CURVE)
+    probed: int = 100  # images on which gradients are measured
+    folder: Path = Path("runs/experiments")
+    data_dir: Path | None = None
+
+    def run(self, model: str, data: str, seed: int = 0, **changes: Any) -> Run:
+        """A run of this scale: the published one of `model` on `data`, cut, with changes of recipe or sizes.
+
+        It is named by what it is, so that two experiments that need the same run share it.
+        """
+        recipe = {k: v for k, v in changes.items() if k in _RECIPE}
+        sizes = {k: v for k, v in changes.items() if k not in _RECIPE}
+        source = self.sources.get(data if model != DEEP else f"{data}-deep", self.sources.get(data, data))
+        base = recipe_for(model, data)
+        words = [model, source, *(f"{k.replace('_', '-')}={v}" for k, v in sorted(changes.items())), f"seed={seed}"]
+        return Run(
+            model=model,
+            data=source,
+            data_dir=self.data_dir,
+            validation=self.validation,
+            sizes={**self.sizes.get(model, {}), **sizes},
+            out=self.folder / self.name / "-".join(words),
+            seed=seed,
+            exact=0,  # the test images are certified afterwards
+            recipe=replace(base, **{**self.recipe, **recipe}),
+        )
+
+    def runs(self, model: str, data: str, seeds: int | None = None, **changes: Any) -> list[Run]:
+        """One run for each seed."""
+        return [self.run(model, data, seed, **changes) for seed in range(self.seeds if seeds is None else seeds)]
+
+    @property
+    def one(self) -> int:
+        """How many seeds a comparison with a large effect takes: one, where time is cut."""
+        return self.seeds if self.name == "paper" else 1
+
+    def deep(self) -> dict[str, list[Run]]:
+        """The runs of very deep networks, by label. Their figure is accuracy over epochs, so they hold images out."""
+        runs = {
+            f"{depth} layers": self.run(DEEP, "cifar10", depth=depth, epochs=epochs, **self.deep_recipe)
+            for depth, epochs in self.depths.items()
+        }
+        return {label: [replace(run, validation=self.validation or None)] for label, run in runs.items()}
+
+
+PAPER = Scale(
+    name="paper",
+    seeds=3,
+    validation=0,  # the paper trains on all 50000 images
+    models=tuple(TABLES["cifar10"]),
+    depths=dict.fromkeys((100, 300, 500, 700, 1000), 200),
+    attacked=10000,
+)
+
+SMALL = Scale(
+    name="small",
+    seeds=3,
+    sizes={
+        "cpl-s": {"depth": 6, "channels": 16, "depth_linear": 3, "features": 512},
+        "cayley-kw3": {"channels": 20, "hidden": 256, "features": 128},
+        "soc-10": {"channels": 4},
+        DEEP: {"depth_linear": 1, "features": 256, "pool": 2},
+    },
+    recipe={"epochs": 10},
+    sources={"cifar10-deep": "cifar10-8x8"},
+    models=("cpl-s", "cayley-kw3", "soc-10"),
+    depths={100: 4, 300: 3, 1000: 1},
+    deep_recipe={"batch_size": 128},
+)
+
+SMOKE = Scale(
+    name="smoke",
+    seeds=1,
+    sizes={
+        "cpl-s": {"depth": 2, "channels": 4, "depth_linear": 1, "features": 16, "pool": 8},
+        "cayley-kw3": {"channels": 2, "hidden": 16, "features": 16},
+        "soc-10": {"channels": 2, "train_terms": 3, "terms": 6},
+        DEEP: {"channels": 4, "depth_linear": 1, "features": 16, "pool": 8},
+    },
+    recipe={"epochs": 1, "threads": 1},
+    sources={"cifar10": "cifar10-synthetic", "cifar100": "cifar100-synthetic"},
+    validation=20,
+    models=("cpl-s", "cayley-kw3", "soc-10"),
+    depths={3: 1, 6: 1},
+    images=20,
+    attacked=4,
+    attacked_at=("36/255", "0.6", "0.8"),
+    probed=2,
+)
+
+SCALES: Mapping[str, Scale] = {scale.name: scale for scale in (PAPER, SMALL, SMOKE)}
+
+
+# What it costs
+
+
+# Milliseconds of one CPU thread for an image of training, from single steps at the sizes above; two threads do the work
+# of about 1.7. An evaluation is what certifying, attacking and probing take together.
+THREADS = 1.7
+MILLISECONDS = {"cpl-s": 2.7, "cayley-kw3": 2.6, "soc-10": 2.0, DEEP: 0.041}  # DEEP: for each layer
+TRAINING = {"cifar10": 45000, "cifar10-8x8": 45000}
+EVALUATION = {"cpl-s": 200.0, "cayley-kw3": 250.0, "soc-10": 900.0, DEEP: 60.0}
+SMOKE_SECONDS = 2.0
+
+
+def cost(scale: Scale, run: Run) -> float:
+    """Seconds that a run and its evaluation are expected to take; at the paper's scale, on the authors' machine.
+
+    There it is the published time of an epoch. What the paper has no time for is scaled from CPL-S: very deep networks
+    by their number of layers times channels, and other margins and steps h as if they were free.
+    """
+    if scale.name == "smoke":
+        return SMOKE_SECONDS
+    if scale.name == "small":
+        factor = run.sizes["depth"] if run.model == DEEP else 1
+        assert isinstance(factor, int)
+        images = run.recipe.epochs * TRAINING.get(run.data, 45000)
+        return images * MILLISECONDS[run.model] * factor / 1000 / THREADS + EVALUATION[run.model]
+    published = {data: {model: row.seconds for model, row in table.items()} for data, table in TABLES.items()}
+    seconds = published.get(run.data, {}).get(run.model)
+    at_size = {"cifar10": BATCH_SIZES_CIFAR10, "cifar100": BATCH_SIZES_CIFAR100}[run.data]
+    if (run.model, run.recipe.batch_size) in at_size:
+        seconds = at_size[run.model, run.recipe.batch_size][4]
+    if run.model == DEEP:
+        small, depth = published["cifar10"]["cpl-s"], run.sizes["depth"]
+        assert small is not None
+        assert isinstance(depth, int)
+        seconds = small * depth * 30 / (20 * 45)
+    if seconds is None:  # SOC+ is quoted without a time; it has the layers of SOC
+        seconds = published[run.data][run.model.replace("+", "")]
+        assert seconds is not None
+    return seconds * run.recipe.epochs
+
+
+def total(scale: Scale, runs: Sequence[Run]) -> float:
+    """The cost of runs, each counted once."""
+    return sum(cost(scale, run) for run in {run.folder: run for run in runs}.values())

@@ -1,0 +1,153 @@
+"""The documentation as a site: it builds without a warning, no link is broken, and it asks nothing of other hosts."""
+
+import functools
+import http.server
+import importlib
+import os
+import re
+import subprocess
+import sys
+import threading
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import lipflow
+from tests.report.test_browser import browser as browser  # the fixture: Chromium, or a skipped test
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("blocks", "data", "flows", "frozen", "models", "operators", "train")
+
+
+class Page(HTMLParser):
+    """What a page links to, what it loads, the anchors it has, and what it emphasises."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.anchors: set[str] = set()
+        self.headings: list[str] = []
+        self.emphasised: list[str] = []
+        self._inside: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        values = {name: value or "" for name, value in attrs}
+        self.anchors.update(values[name] for name in ("id", "name") if name in values)
+        if tag == "a" or (tag == "link" and values.get("rel") in ("prev", "next", "canonical")):
+            self.links += [values["href"]] if "href" in values else []
+        else:
+            self.loads += [values[name] for name in ("src", "srcset", "data", "href") if name in values]
+        if tag in ("h3", "em"):
+            self._inside.append(tag)
+            {"h3": self.headings, "em": self.emphasised}[tag].append("")
+
+    def handle_endtag(self, tag):
+        if self._inside and tag == self._inside[-1]:
+            self._inside.pop()
+
+    def handle_data(self, data):
+        if "h3" in self._inside:
+            self.headings[-1] += data
+        if "em" in self._inside:
+            self.emphasised[-1] += data
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The built site. Where the documentation tools must be there, as in `make test`, LIPFLOW_DOCS=1 says so."""
+    if os.environ.get("LIPFLOW_DOCS") != "1":
+        for name in ("mkdocs", "material", "mkdocstrings_handlers.python"):
+            pytest.importorskip(name, reason="the documentation tools are not installed: make venv")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == "", done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site) -> dict[Path, Page]:
+    return {path: Page(path) for path in site.rglob("*.html") if path.name != "404.html"}
+
+
+def test_no_link_is_broken(site, pages):
+    broken = []
+    for path, page in pages.items():
+        for link in page.links + page.loads:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            fragment = unquote(parts.fragment)
+            if not target.is_file() or (fragment and target in pages and fragment not in pages[target].anchors):
+                broken.append(f"{path.relative_to(site)}: {link}")
+    assert broken == []
+
+
+def test_nothing_is_loaded_from_another_host(site, pages):
+    """Links to papers may be followed by a reader; nothing may be fetched without one."""
+    loaded = [load for page in pages.values() for load in page.loads if urlsplit(load).netloc]
+    assert [load for load in loaded if not load.startswith("data:")] == []
+    for style in site.rglob("*.css"):
+        assert not re.search(r"(@import|url\()\s*['\"]?(https?:)?//", style.read_text(encoding="utf-8")), style
+
+
+def test_every_public_name_is_on_a_page_of_the_api(site, pages):
+    headings = [text for path, page in pages.items() if path.parent.name == "api" for text in page.headings]
+    shown = {word for text in headings for word in text.split()}
+    top = {name for name in lipflow.__all__ if name not in (*lipflow._MODULES, "__version__")}
+    names = {f"lipflow.{name}" for name in top}
+    for room in ROOMS:
+        members = importlib.import_module(f"lipflow.{room}").__all__
+        names |= {f"lipflow.{room}.{name}" for name in members if name not in top}
+    assert sorted(names - shown) == []
+
+
+def test_no_formula_is_taken_for_emphasis(pages):
+    """In Markdown z* and ‖W‖_F are formulas until a second asterisk or underscore follows."""
+    swallowed = [text for page in pages.values() for text in page.emphasised if re.search(r"[‖=≤≥⁻²∇{}]", text)]
+    assert swallowed == []
+
+
+def test_in_a_browser_at_any_width(site, pages, browser):
+    """Every page fits a phone, complains of nothing, and asks its own server alone; the search finds things."""
+    handler = functools.partial(Quiet, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        root = f"http://127.0.0.1:{server.server_address[1]}/"
+        said, asked, wide = [], [], []
+        context = browser.new_context(viewport={"width": 390, "height": 800})
+        tab = context.new_page()
+        tab.set_default_timeout(120_000)  # a busy machine is no mistake of the site
+        tab.on("console", lambda message: said.append(message.text))
+        tab.on("pageerror", lambda error: said.append(str(error)))
+        tab.on("request", lambda request: asked.append(request.url))
+        for path in sorted(pages):
+            tab.goto(root + path.relative_to(site).as_posix())
+            if tab.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
+                wide.append(path.name)
+        tab.set_viewport_size({"width": 1280, "height": 900})
+        tab.goto(root + "index.html")
+        tab.locator("input.md-search__input").click()
+        tab.get_by_text("Type to start searching").wait_for()  # what is typed before the index is there may be lost
+        tab.locator("input.md-search__input").fill("twisted torus")
+        tab.locator(".md-search-result__link").first.wait_for()
+        assert "norms" in tab.locator(".md-search-result__link").first.get_attribute("href")
+        context.close()
+        server.shutdown()
+    assert wide == []
+    assert said == []
+    assert [url for url in asked if not url.startswith((root, "data:", "blob:"))] == []
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """A server of files that says nothing."""
+
+    def log_message(self, format, *args):
+        pass

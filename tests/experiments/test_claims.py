@@ -1,0 +1,148 @@
+"""The rules of claims, on results made up for it: both outcomes, and what cannot be judged."""
+
+import pytest
+
+from experiments import depth, effective, gradient, pgd, relaxed
+from experiments.experiment import NOT_JUDGED, NOT_SEEN, SEEN, Claim, Rows, Verdict, above, every, holds
+from experiments.runner import experiments
+from experiments.scale import GRID
+
+
+def row(clean=0.5, certified=0.4, attacked=0.45, images=10000, **more):
+    at = dict.fromkeys(GRID, certified)
+    standing = dict.fromkeys(("36/255", "0.6", "0.8"), attacked)
+    return {
+        "clean": clean,
+        "certified": at,
+        "attacked": standing,
+        "standing": standing,
+        "images": images,
+        "attacked_images": images,
+        "contradictions": [],
+        "diverged": False,
+        **more,
+    }
+
+
+def rule(name, start):
+    """The rule of a claim, by the beginning of its text."""
+    (experiment,) = experiments([name])
+    (claim,) = (c for c in experiment.claims if c.text.startswith(start))
+    return claim.rule
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "images", "outcome"),
+    [(0.6, 0.5, 10000, SEEN), (0.5, 0.6, 10000, NOT_SEEN), (0.505, 0.5, 10000, NOT_JUDGED), (0.6, 0.5, 50, NOT_JUDGED)],
+)
+def test_a_difference_is_judged_by_its_noise(a, b, images, outcome):
+    rows = Rows({"a": [row(a, images=images)], "b": [row(b, images=images)]})
+    assert above(rows, ("a", "clean"), ("b", "clean")).outcome == outcome
+
+
+def test_the_spread_of_seeds_is_noise():
+    steady, shaky = [row(0.6)] * 3, [row(0.5), row(0.7), row(0.6)]
+    base = [row(0.55)] * 3
+    assert above(Rows({"a": steady, "b": base}), ("a", "clean"), ("b", "clean")).outcome == SEEN
+    assert above(Rows({"a": shaky, "b": base}), ("a", "clean"), ("b", "clean")).outcome == NOT_JUDGED
+
+
+def test_a_difference_can_be_asked_to_be_large():
+    rows = Rows({"a": [row(0.65)], "b": [row(0.6)]})
+    assert above(rows, ("a", "clean"), ("b", "clean"), by=0.1).outcome == NOT_SEEN
+    assert above(rows, ("a", "clean"), ("b", "clean"), by=0.01).outcome == SEEN
+
+
+def test_every_takes_the_worst():
+    yes, no, open_ = Verdict(SEEN, "y"), Verdict(NOT_SEEN, "n"), Verdict(NOT_JUDGED, "o")
+    assert every(yes, yes).outcome == SEEN
+    assert every(yes, open_).outcome == NOT_JUDGED
+    assert every(yes, open_, no) == Verdict(NOT_SEEN, "y; o; n")
+
+
+def test_what_was_not_measured_is_not_judged():
+    claim = Claim("a > b", lambda rows: above(rows, ("a", "clean"), ("b", "clean")))
+    assert claim.judge("small", Rows({"a": [row()]})) == (NOT_JUDGED, "not measured: b")
+    assert claim.judge("small", Rows({"a": [{"run": "x", "diverged": True}], "b": [row()]})).outcome == NOT_JUDGED
+
+
+def test_a_scale_can_be_too_small_for_a_claim():
+    claim = Claim("S < M", lambda rows: holds(True, ""), scales=("paper",), otherwise="only S")
+    assert claim.judge("small", Rows({})) == (NOT_JUDGED, "only S")
+    assert claim.judge("paper", Rows({})).outcome == SEEN
+    assert claim.judge("smoke", Rows({})).outcome == NOT_JUDGED
+
+
+def test_the_order_of_sizes_is_not_judged_at_the_small_scale():
+    (table,) = experiments(["cifar10"])
+    (claim,) = (c for c in table.claims if c.text.startswith("S < M"))
+    sizes = {label: [row(0.5 + i / 10)] for i, label in enumerate(("CPL-S", "CPL-M", "CPL-L", "CPL-XL"))}
+    assert claim.judge("small", Rows(sizes)).outcome == NOT_JUDGED
+    assert claim.judge("paper", Rows(sizes)).outcome == SEEN
+    backwards = dict(zip(sizes, reversed(list(sizes.values())), strict=True))
+    assert claim.judge("paper", Rows(backwards)).outcome == NOT_SEEN
+
+
+def test_margin():
+    traded = Rows({"m = 0.1": [row(0.7, 0.1, 0.2)], "m = 3": [row(0.5, 0.3, 0.4)]})
+    reverse = Rows({"m = 0.1": [row(0.5, 0.3, 0.4)], "m = 3": [row(0.7, 0.1, 0.2)]})
+    for start in ("A small margin", "At ε = 0.8 a large margin certifies", "At ε = 0.8 a large margin is above"):
+        assert rule("margin-cifar10", start)(traded).outcome == SEEN
+        assert rule("margin-cifar10", start)(reverse).outcome == NOT_SEEN
+
+
+def test_relaxed():
+    def rows(*clean):
+        found = {label: [row(value)] for label, value in zip(relaxed.LABELS.values(), clean, strict=True)}
+        return Rows({**found, relaxed.CERTIFIED: [row(0.6)]})
+
+    assert relaxed.cleaner(rows(0.85, 0.8, 0.7)).outcome == SEEN
+    assert relaxed.cleaner(rows(0.7, 0.8, 0.85)).outcome == NOT_SEEN
+    assert relaxed.relaxing_helps(rows(0.85, 0.8, 0.7)).outcome == SEEN
+    assert relaxed.stable(rows(0.8, 0.8, 0.8)).outcome == SEEN
+    lost = {**rows(0.8, 0.8, 0.8).measured, "h = 1": [{"diverged": True}]}
+    assert relaxed.stable(Rows(lost)) == (NOT_SEEN, "diverged: h = 1")
+
+
+def test_rivals_and_attacks():
+    better = Rows({"CPL-S": [row(0.7, 0.5, 0.6)], "Cayley (KW3)": [row()], "SOC-10": [row()]})
+    worse = Rows({"CPL-S": [row(0.3, 0.2, 0.2)], "Cayley (KW3)": [row()], "SOC-10": [row()]})
+    for name, start in (("cifar10", "CPL-S is above Cayley"), ("certified-cifar10", "CPL-S certifies more than SOC")):
+        assert rule(name, start)(better).outcome == SEEN
+        assert rule(name, start)(worse).outcome == NOT_SEEN
+    assert pgd.gain("cifar10", 0.0)(better).outcome == SEEN
+    assert pgd.gain("cifar10", 0.3)(better).outcome == NOT_SEEN
+    assert pgd.sound(better).outcome == SEEN
+    assert pgd.sound(Rows({"CPL-S": [row(contradictions=["image 3 was broken"])]})) == (NOT_SEEN, "image 3 was broken")
+
+
+def test_depth():
+    def rows(shallow, deep, epochs=4):
+        made = {"100 layers": shallow, "1000 layers": deep}
+        kept = {"validation_images": 5000, "epochs": epochs, "diverged": False}
+        return Rows({label: [{**kept, "validation": v}] for label, v in made.items()})
+
+    assert depth.trains(rows(0.4, 0.3)).outcome == SEEN
+    assert depth.trains(rows(0.4, 0.1)).outcome == NOT_SEEN
+    assert depth.trains(rows(0.4, 0.1, epochs=1)).outcome == NOT_JUDGED
+    assert depth.no_gain(rows(0.4, 0.35)).outcome == SEEN
+    assert depth.no_gain(rows(0.3, 0.4)).outcome == NOT_SEEN
+
+
+def test_gradient_and_effective_constant():
+    def norms(*values):
+        return Rows({"100 layers": [{"gradient": {"fresh": values, "trained": values}}]})
+
+    assert gradient.bounded(norms(0.5, 1.0)).outcome == SEEN
+    assert gradient.bounded(norms(0.5, 7.0)).outcome == NOT_SEEN
+    assert gradient.alive(norms(0.5, 1.0)).outcome == SEEN
+    assert gradient.alive(norms(1e-11, 1.0)).outcome == NOT_SEEN
+
+    def used(ours, theirs):
+        values = {"CPL-S": ours, "Cayley (KW3)": theirs, "SOC-10": theirs}
+        return Rows({label: [{"used": v, "used_mean": v}] for label, v in values.items()})
+
+    assert effective.less(used(0.3, 0.9)).outcome == SEEN
+    assert effective.less(used(0.9, 0.3)).outcome == NOT_SEEN
+    assert effective.below(used(1.0, 0.9)).outcome == SEEN
+    assert effective.below(used(1.1, 0.9)).outcome == NOT_SEEN
