@@ -136,7 +136,7 @@ def test_in_a_browser_at_any_width(site, pages, browser):
         tab.goto(root + "index.html")
         tab.locator("input.md-search__input").click()
         tab.get_by_text("Type to start searching").wait_for()  # what is typed before the index is there may be lost
-        tab.locator("input.md-search__input").fill("twisted torus")
+        tab.locator("input.md-search__input").press_sequentially("twisted torus")  # it listens to keys
         tab.locator(".md-search-result__link").first.wait_for()
         assert "norms" in tab.locator(".md-search-result__link").first.get_attribute("href")
         context.close()

@@ -98,15 +98,14 @@ class _Descend(torch.autograd.Function):
         maps = _runners(layers)
         wide = maps[0].layout(x)
         sizes = [torch.as_tensor(layer.size(), dtype=x.dtype, device=x.device) for layer in layers]
-        kept: list[list[Tensor]] = [[] for _ in layers]
-        z = torch.empty_like(wide)
+        z, ys = torch.empty_like(wide), [x.new_empty(len(x), *layer.op.out_shape) for layer in layers]
         for part in maps[0].chunks(len(wide)):
             at, out = wide[part], z[part]
-            for w, layer, h, ys in zip(maps, layers, sizes, kept, strict=True):
-                ys.append(shift(w.narrow(at), layer.bias))
-                w.widen(w.unfold(h * layer.sigma(ys[-1])), out, onto=at, sign=-1)
+            for w, layer, h, kept in zip(maps, layers, sizes, ys, strict=True):
+                y = shift(w.narrow(at), layer.bias)
+                kept[part] = y
+                w.widen(w.unfold(h * layer.sigma(y)), out, onto=at, sign=-1)
                 at = out
-        ys = [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in kept]
         ctx.save_for_backward(x, *([z] if len(layers) > 1 else []), *ys, *sizes, *parameters)
         ctx.layers = layers
         return z

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lipflow import blocks
 from lipflow.blocks.cayley import FourierMultiplier
-from lipflow.bound import Assume, Shape, in_order, operator_of, refusal, require_plain, require_vectors
+from lipflow.bound import Assume, Lipschitz, Shape, in_order, operator_of, refusal, require_plain, require_vectors
 from lipflow.flows import Flow
 from lipflow.flows import cell as cells
 from lipflow.flows.field import Convex, ConvexPotential
@@ -64,6 +64,9 @@ def _refuse(module: nn.Module, name: str) -> str:
         return (
             f"{name}: freeze cannot run {type(module.module).__name__} in certified arithmetic, so a word is not enough"
         )
+    if isinstance(module, Lipschitz):
+        kind = type(module).__qualname__
+        return f"{kind} (at {name}): freeze runs the layers it knows the rounding of, and this is not one of them"
     return refusal(module, name)
 
 
