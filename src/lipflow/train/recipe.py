@@ -21,8 +21,7 @@ class Recipe:
     weight_decay: float = 0.0
     """Weight decay, on all but the parameters of activations."""
     schedule: Literal["triangular", "linear", "multistep", "exponential", "constant"] = "triangular"
-    """The learning rate over the run; triangular is the paper's (0 to lr at 2/5, to lr/20 at 4/5, to 0), linear has
-    its peak at 1/5."""
+    """The learning rate over the run: triangular (the paper's: peak at 2/5, lr/20 at 4/5), linear (peak at 1/5), …"""
     milestones: tuple[float, ...] = (0.5, 0.75)
     """Where multistep decays, as fractions of the run."""
     decay: float = 0.1
