@@ -36,7 +36,10 @@ class Certificates:
 
     def certified(self, eps: Fraction | int | str | float) -> Tensor:
         """Whether R > eps, exactly: then no perturbation of norm at most eps changes the label. eps may be "36/255"."""
-        exact = Fraction(eps)
+        try:
+            exact = Fraction(eps)
+        except (ValueError, OverflowError, ZeroDivisionError):
+            raise ValueError(f"a radius is a number such as 36/255 or 0.25, not {eps!r}") from None
         if exact < 0:
             raise ValueError(f"a radius is at least 0, not {eps}")
         # A float above the greatest float that is at most eps is above eps.

@@ -38,6 +38,12 @@ def gamma(n):
     return n * U / (1 - n * U)
 
 
+def in_range(error):
+    """A bound is at least u times every number on the way: below 2⁹⁰⁰, nothing has overflowed."""
+    require(error <= 2**900, "numbers on the way may be beyond float64")
+    return error
+
+
 def up(q):
     x = float(q)
     return x if math.isinf(x) or Fraction(x) >= q else math.nextafter(x, math.inf)
@@ -288,7 +294,7 @@ class Linear:
         return magnitude.sum((1, 2, 3)), magnitude.reshape(self.groups, -1, *self.weight.shape[1:]).sum((1, 3, 4))
 
     def error(self, dot, reach):
-        return gamma(dot) * self.spread * reach + dot * self.entries * TINY
+        return in_range(gamma(dot) * self.spread * reach + dot * self.entries * TINY)
 
     def _windows(self):
         for a in range(self.weight.shape[2]):
@@ -392,7 +398,7 @@ class Primitive:
 
     def affine_error(self, reach):
         dot = self.map.dots[0] + 1
-        return gamma(dot) * (self.map.spread * reach + self.bias_norm()) + dot * self.map.entries * TINY
+        return in_range(gamma(dot) * (self.map.spread * reach + self.bias_norm()) + dot * self.map.entries * TINY)
 
 
 class Affine(Primitive):
@@ -689,7 +695,8 @@ def read_safetensors(path):
         first, last = entry["data_offsets"]
         require(entry["dtype"] == "F64", f"{name} is not float64")
         tensor = np.frombuffer(raw[8 + length + first : 8 + length + last], "<f8").reshape(entry["shape"])
-        require(bool(np.isfinite(tensor).all()), f"{name} is not finite")
+        sizes = np.abs(tensor[tensor != 0])
+        require(bool(((sizes >= 2.0**-1022) & (sizes <= 2.0**900)).all()), f"{name} is not finite, or out of range")
         tensors[name] = tensor
     return json.loads(metadata["lipflow"]), tensors
 
@@ -702,7 +709,7 @@ def derive(primitives, in_shape, stated):
     for i, p in enumerate(primitives):
         require(p.fits(x.shape[1:]), f"primitive {i} does not take an input of shape {x.shape[1:]}")
         y = p.run(x)
-        local = p.error(reach, max(x.size, y.size))
+        local = in_range(p.error(in_range(reach), max(x.size, y.size)))
         constant = p.lipschitz()
         claim = stated[i]
         require(constant <= Fraction(claim["lipschitz"]), f"primitive {i}: L = {claim['lipschitz']} is stated too low")

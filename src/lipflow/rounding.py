@@ -17,6 +17,7 @@ from torch import Tensor
 
 U = Fraction(1, 2**53)
 TINY = Fraction(1, 2**1022)
+RANGE = Fraction(2**900)
 
 
 def gamma(n: int) -> Fraction:
@@ -57,6 +58,18 @@ def sqrt_up(q: Fraction) -> Fraction:
 def sqrt_down(q: Fraction) -> Fraction:
     """A rational at most √q, within a relative 2⁻⁶⁰ of it."""
     return q / sqrt_up(q) if q > 0 else Fraction(0)
+
+
+def in_range(error: Fraction) -> Fraction:
+    """An error bound, refused if it is so large that what it is about may have overflowed on the way.
+
+    A bound is at least u = 2⁻⁵³ times every number that the computation passes through, so those stay below 2⁹⁵³.
+    """
+    if error > RANGE:
+        raise ValueError(
+            "numbers on the way through this network may be beyond float64; use smaller weights and biases"
+        )
+    return error
 
 
 def add_up(a: float, b: float) -> float:

@@ -100,7 +100,7 @@ def test_the_bound_grows_or_freeze_refuses(name, bias):
     calm = lipflow.freeze(make(0.0), in_shape=shape).rounding
     try:
         frozen = lipflow.freeze(make(bias), in_shape=shape)
-    except (ValueError, OverflowError) as refusal:
+    except ValueError as refusal:
         print(f"{name} at {bias}: {refusal}")
         assert bias == 1e300
         return
@@ -136,44 +136,35 @@ def test_a_radius_is_lost_by_as_much_as_rounding_costs():
 # Overflow on the way: every constant is finite, and what runs is not
 
 
-@pytest.mark.xfail(strict=True, reason="the error model has no overflow: Wᵀσ(Wx + b) is ∞ where h·Wᵀσ(Wx + b) is small")
 def test_an_overflow_on_the_way_is_refused():
     """With ‖W‖ = 1e160, h = 2e-320: the layer moves x by little, by way of 1e320, which no float64 holds."""
     layer = lipflow.cpl_dense(2, 1).double()
     layer.field.weight.weight = nn.Parameter(torch.tensor([[1e160, 0.0]], dtype=torch.float64))
     layer.field.bias = nn.Parameter(torch.tensor([-0.55e160], dtype=torch.float64))
-    try:
-        frozen = lipflow.freeze(nn.Sequential(layer), in_shape=(2,))
-    except ValueError:
-        return
-    x, other = torch.tensor([[[0.5, 0.1]], [[0.6, 0.1]]], dtype=torch.float64)
-    certificates = lipflow.certify(frozen, x)
-    # If it is accepted it must be true: the label changed at a distance of 0.1, below R = 0.28.
-    assert float(certificates.radius) < 0.1 or int(certificates.label) == int(frozen(other).argmax(1))
+    # Without the refusal, the label changes at a distance of 0.1 from (0.5, 0.1), which has R = 0.28.
+    with pytest.raises(ValueError, match="beyond float64"):
+        lipflow.freeze(nn.Sequential(layer), in_shape=(2,))
 
 
-@pytest.mark.xfail(strict=True, raises=OverflowError, reason="the refusal is an OverflowError of Fraction, in no words")
 @pytest.mark.parametrize("bias", [1e308])
 def test_a_refusal_says_why(bias):
     with pytest.raises(ValueError, match="beyond float64"):
         lipflow.freeze(_descent(bias), in_shape=(3,))
 
 
-@pytest.mark.xfail(strict=True, reason="subnormal weights read as 0 count as if they were rounded, whatever they meet")
-def test_flushing_to_zero_is_refused_or_counted():
+def test_subnormal_weights_are_refused():
     """1e300·x and then 1e-309 of it: where subnormals are read as 0, nothing is left of x."""
     layers = [nn.Linear(2, 2, bias=False).double() for _ in range(2)]
     for layer, gain in zip(layers, (1e300, 1e-309), strict=True):
         layer.weight = nn.Parameter(gain * torch.eye(2, dtype=torch.float64))
-    frozen = lipflow.freeze(nn.Sequential(*layers), in_shape=(2,))
-    x = torch.tensor([[0.6, 0.4]], dtype=torch.float64)
-    exactly = frozen(x)
-    assert torch.set_flush_denormal(True)
+    with pytest.raises(ValueError, match=r"beyond float64|subnormal"):
+        lipflow.freeze(nn.Sequential(*layers), in_shape=(2,))
+    with pytest.raises(ValueError, match="subnormal"):
+        lipflow.freeze(nn.Sequential(layers[1]), in_shape=(2,))
+    flushes = torch.set_flush_denormal(True)
     try:
-        try:
-            flushed = lipflow.certify(frozen, x).logits
-        except RuntimeError:
-            return  # refused: as good
+        if flushes:  # seen in the bits, as the processor reads 0
+            with pytest.raises((ValueError, RuntimeError), match=r"subnormal|float64"):
+                lipflow.freeze(nn.Sequential(layers[1]), in_shape=(2,))
     finally:
         torch.set_flush_denormal(False)
-    assert float((flushed - exactly).norm()) <= 2 * frozen.rounding

@@ -107,7 +107,7 @@ def test_wrong_shapes_and_dtypes(x):
 @pytest.mark.parametrize("eps", [-1, -1e-300, math.nan, math.inf, "much"])
 def test_radii_that_are_none(eps):
     certificates = lipflow.certify(_network(), torch.zeros(1, 1, 4, 4))
-    with pytest.raises((ValueError, OverflowError)):
+    with pytest.raises(ValueError, match="a radius is"):
         certificates.certified(eps)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from lipflow.operators import Conv2d, Dense, LinearOperator
 from lipflow.operators.columns import run
 from lipflow.operators.norm import Torus, norm_certificate
-from lipflow.rounding import TINY, gamma, sqrt_up, up
+from lipflow.rounding import TINY, gamma, in_range, sqrt_up, up
 
 # A stated constant is this much above the one derived here, so that another program, which rounds differently,
 # derives one that is at most the stated one.
@@ -65,7 +65,7 @@ class Map:
         return self._error(self.dots[1], reach)
 
     def _error(self, dot: int, reach: Fraction) -> Fraction:
-        return gamma(dot) * Fraction(self.spread) * reach + dot * self.entries * TINY
+        return in_range(gamma(dot) * Fraction(self.spread) * reach + dot * self.entries * TINY)
 
     @property
     def entries(self) -> int:

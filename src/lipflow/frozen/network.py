@@ -33,7 +33,7 @@ from lipflow.frozen.primitive import PRIMITIVES, Affine, Primitive
 from lipflow.models import Network
 from lipflow.operators.columns import CACHE_BYTES
 from lipflow.operators.norm import NO_TORUS
-from lipflow.rounding import mul_up, norm_up, sqrt_up, up
+from lipflow.rounding import RANGE, in_range, mul_up, norm_up, sqrt_up, up
 
 SCHEMA = 1
 CHUNK = 250  # images that `certify` runs at a time
@@ -200,9 +200,10 @@ def _account(frozen: Frozen, put: Any) -> None:
     ledger, features, flat, largest = [], 1.0, 0, 1
     for i, p in enumerate(frozen.primitives):
         require_fit(p, tuple(x.shape[1:]), f"primitive {i}")
+        require_numbers(p, f"primitive {i}")
         x_next = p(x)
         entries = max(x[0].numel(), x_next[0].numel())
-        local = p.error(reach, entries) * (1 + ROOM)
+        local = in_range(p.error(in_range(reach), entries)) * (1 + ROOM)
         features, total = total, mul_up(total, p.lipschitz)
         error = Fraction(up(Fraction(p.lipschitz) * error + local))
         ledger.append(Row(p.kind, p.shape, p.lipschitz, p.how, up(local), up(reach)))
@@ -249,6 +250,18 @@ def require_fit(p: Primitive, shape: Shape, name: str) -> None:
     """Refuse an input that a primitive's constants do not speak of."""
     if not p.fits(shape):
         raise ValueError(f"{name}: {p.kind} ({p.shape}) does not take an input of shape {shape}")
+
+
+def require_numbers(p: Primitive, name: str) -> None:
+    """Refuse stored numbers that are not finite, that overflow once they are multiplied, or that some processors read
+    as 0: an error of a subnormal weight is not small, where the weight meets large numbers."""
+    for field, t in tensors_of([p]):
+        bits = t.contiguous().view(torch.int64)
+        exponent = (bits >> 52) & 2047  # read from the bits: a processor that flushes would not see them
+        if bool(((exponent == 0) & (bits << 1 != 0)).any()):
+            raise ValueError(f"{name}: {p.kind} has a subnormal number in {field}, below 2⁻¹⁰²²; set it to 0")
+        if bool((t.abs() > float(RANGE)).any()) or not bool(torch.isfinite(t).all()):
+            raise ValueError(f"{name}: {p.kind} has a number in {field} that is beyond float64 once it is multiplied")
 
 
 def pair_bounds(primitives: Sequence[Primitive], features: float, total: float, classes: int) -> Tensor:

@@ -22,7 +22,7 @@ from lipflow.frozen.operation import Primitive, require
 from lipflow.frozen.rearrange import Flatten, GroupSort, MaxPool, PadChannels, Pointwise, SpaceToDepth, Truncate
 from lipflow.frozen.spectral import Spectral
 from lipflow.operators import Dense
-from lipflow.rounding import TINY, U, gamma, norm_up, sqrt_up, up
+from lipflow.rounding import TINY, U, gamma, in_range, norm_up, sqrt_up, up
 
 # Exact in floating point, fixing 0, with slopes in [0, 1].
 SIGMA: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "hardtanh": F.hardtanh}
@@ -50,7 +50,7 @@ class Affine(Primitive):
         """The product, and one addition of b, counted in γ."""
         dot = self.map.dots[0] + 1
         computed = Fraction(self.map.spread) * reach + _bias_norm(self.map, self.bias)
-        return gamma(dot) * computed + dot * self.map.entries * TINY
+        return in_range(gamma(dot) * computed + dot * self.map.entries * TINY)
 
     @property
     def how(self) -> str:
