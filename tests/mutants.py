@@ -188,6 +188,16 @@ MUTANTS = [
         [f"{SOUNDNESS}/test_rounding_attack.py", "-k", "no_violation or attained"],
     ),
     Mutant(
+        "overflow on the way unnoticed",
+        [Edit("rounding.py", "    if error > RANGE:", "    if False:")],
+        [f"{SOUNDNESS}/test_bias_amplification.py", "-k", "overflow_on_the_way"],
+    ),
+    Mutant(
+        "a checker that does not notice overflow on the way",
+        [Edit("check.py", "    require(error <= 2**900,", "    require(True,")],
+        [f"{SOUNDNESS}/test_bias_amplification.py", "-k", "checker_refuses"],
+    ),
+    Mutant(
         "slack for one of the two points only",
         [Edit("certificate.py", "slack = up(4 * sqrt_up(Fraction(2)) *", "slack = up(sqrt_up(Fraction(2)) *")],
         ["tests/test_certificate.py", "-k", "rule"],

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import lipflow
+from lipflow import check, record
+from lipflow.frozen import linear, network, primitive
 from lipflow.rounding import sqrt_up, up
 from tests.soundness import exact
 
@@ -168,3 +170,22 @@ def test_subnormal_weights_are_refused():
                 lipflow.freeze(nn.Sequential(layers[1]), in_shape=(2,))
     finally:
         torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("small", [False, True], ids=["overflow", "subnormal"])
+def test_the_checker_refuses_the_same(small, monkeypatch, tmp_path):
+    """A certificate from a program that would not refuse: the checker knows the rule on its own."""
+    for room in (linear, primitive, network):
+        monkeypatch.setattr(room, "in_range", lambda error: error)
+    monkeypatch.setattr(network, "require_numbers", lambda p, name: None)
+    if small:
+        layer = nn.Linear(2, 2, bias=False).double()
+        layer.weight = nn.Parameter(torch.tensor([[1.0, 1e-309], [0.0, 1.0]], dtype=torch.float64))
+    else:
+        layer = lipflow.cpl_dense(2, 1).double()
+        layer.field.weight.weight = nn.Parameter(torch.tensor([[1e160, 0.0]], dtype=torch.float64))
+        layer.field.bias = nn.Parameter(torch.tensor([-0.55e160], dtype=torch.float64))
+    frozen, x = lipflow.freeze(nn.Sequential(layer), in_shape=(2,)), torch.tensor([[0.5, 0.1]], dtype=torch.float64)
+    record.write(tmp_path, frozen, lipflow.certify(frozen, x), x, torch.zeros(1, dtype=torch.long))
+    with pytest.raises(check.Rejected, match="out of range" if small else "beyond float64"):
+        check.check(tmp_path, full=True)
