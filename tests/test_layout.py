@@ -27,6 +27,7 @@ ORDER = [
     "record",
     "attack",
     "train",
+    "pretrained",
     "report",
     "commands",
     "cli",

@@ -48,6 +48,7 @@ _ROOMS = {
     "certificate": ("Certificates",),
     "frozen": ("Frozen", "certify", "freeze"),
     "models": ("MODELS", "Network", "build", "list_models"),
+    "pretrained": ("load",),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 _MODULES = ("attack", "blocks", "bound", "data", "flows", "frozen", "losses", "models", "operators", "report", "train")
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from lipflow.frozen import freeze as freeze
     from lipflow.models import *  # noqa: F403
     from lipflow.operators import *  # noqa: F403
+    from lipflow.pretrained import load as load
 
 
 def __getattr__(name: str) -> Any:

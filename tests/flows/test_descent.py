@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lipflow import Conv2d, Dense, LinearOperator, cpl_conv, norm_bound
+from lipflow import Conv2d, Dense, LinearOperator, cpl_conv, norm_bound, norm_estimate
 from lipflow.flows.descent import Follow, Layer, descend
 from lipflow.flows.field import MONOTONE
+from lipflow.models import build
 from lipflow.operators import columns
 
 
@@ -139,11 +140,64 @@ def test_what_is_kept_for_the_backward_pass():
     assert sum(kept.values()) <= x.numel() + 16 * 2 * 64 + layer.field.weight.weight.numel() + 8
 
 
-def test_autocast_transforms_and_compilers_get_the_plain_form():
+def distance(a: Tensor, b: Tensor) -> float:
+    a, b = a.detach().double(), b.detach().double()
+    return float((a - b).norm() / b.norm())
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("sigma", ["relu", "softplus"])
+@pytest.mark.parametrize("again", [False, True])
+def test_under_autocast_it_is_the_plain_form_to_the_rounding_of_bfloat16(name, sigma, again):
+    """`again`: of an input that is itself bfloat16, as the second layer of a network sees.
+
+    Biases are large: where relu has its kink, a rounding may change the derivative by anything.
+    """
+    op, x, bias, u = cases(OPERATORS[name], torch.float32, batch=8)
+    bias = (100 * bias.detach().sign()).requires_grad_()
+    layer = Layer(op, bias, Follow(u, MONOTONE[sigma].high), MONOTONE[sigma].function)
+    x = x.detach().bfloat16().to(torch.bfloat16 if again else torch.float32).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        z = descend(x, layer)
+    assert z.dtype == torch.bfloat16
+    exact = x.detach().double().requires_grad_()
+    double = Layer(op.with_weight(op.weight.double()), bias.double(), Follow(u.double(), layer.h.high), layer.sigma)
+    expected = plain(exact, double)
+    assert 0 < distance(z, expected) < 2**-7
+    found, wanted = derivatives(z, [x, op.weight, bias]), derivatives(expected, [exact, op.weight, bias])
+    assert [g.dtype for g in found] == [x.dtype, torch.float32, torch.float32]
+    assert max(map(distance, found, wanted)) < 2**-4  # sums over a batch cancel, so a few bits of eight are lost
+
+
+def test_step_sizes_are_not_rounded_by_autocast():
+    op, _, _, u = cases(OPERATORS["many channels"], torch.float32)
+    full = Follow(u, 1.0).size(op)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(Follow(u, 1.0).size(op), full)
+        low = norm_estimate(op, u, 3)
+    assert torch.equal(low, norm_estimate(op, u, 3))
+
+
+def test_a_network_under_autocast_keeps_the_vectors_of_its_norms_in_full():
+    vectors = []
+    for autocast in (False, True):
+        torch.manual_seed(0)
+        network = build("cpl-fast", 3, (1, 8, 8), channels=4, inner=(2, 16), depth=(2, 2), features=5)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            network.train()(torch.rand(2, 1, 8, 8))
+        vectors.append([b for name, b in network.named_buffers() if name.endswith(".u")])
+    assert len(vectors[0]) == 8
+    for full, low in zip(*vectors, strict=True):
+        assert torch.equal(full, low)
+
+
+def test_autocast_to_float16_transforms_and_compilers_get_the_plain_form():
     op, x, bias, _ = cases(OPERATORS["columns"], torch.float32)
     expected = plain(x, Layer(op, bias, 0.1, torch.relu))
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(descend(x, Layer(op, bias, 0.1, torch.relu)), expected, rtol=0.1, atol=0.1)
+    with torch.autocast("cpu", torch.float16):
+        low = descend(x, Layer(op, bias, 0.1, torch.relu))
+    torch.testing.assert_close(low, expected, rtol=0.02, atol=0.02)
+    assert low.dtype == torch.float32
     single = torch.func.vmap(lambda one: descend(one[None], Layer(op, bias, 0.1, torch.relu))[0])(x)
     torch.testing.assert_close(single, expected)
     compiled = torch.compile(
@@ -173,8 +227,8 @@ def chain(depth: int, dtype: torch.dtype = torch.float64) -> tuple[list[Layer], 
 def test_a_chain_is_one_layer_after_the_other(cache, batch, monkeypatch):
     monkeypatch.setattr(columns, "CACHE_BYTES", cache)
     layers, parameters = chain(4)
-    assert all(a.joins(b) for a, b in pairwise(layers))
     x = random(batch, 5, 6, 4, seed=7).requires_grad_()
+    assert all(a.joins(b, x) for a, b in pairwise(layers))
     fused, written = descend(x, *layers), plain(x, *layers)
     torch.testing.assert_close(fused, written, rtol=1e-12, atol=1e-12)
     expected = derivatives(written, [x, *parameters])

@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lipflow import build, cpl_conv, cpl_dense, proximal
 from lipflow.flows import Weight
-from lipflow.flows.together import followed, hold, iterate
+from lipflow.flows.together import followed, hold, iterate, through
 from lipflow.operators.norm import power_iteration
 
 
@@ -132,3 +132,26 @@ def test_layers_run_together_and_hooks_are_heard():
             module.register_forward_hook(lambda *_, name=name: heard.append(name))
     network(x)
     assert heard == ["stages.convolutions.1", "stages.convolutions", "stages.linear.0"]
+
+
+@pytest.mark.parametrize("inner", [2, 16])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_network_gives_and_passes_on_the_memory_format_that_it_was_given(inner, last):
+    """Within a run of layers it may be another: oneDNN likes channels last."""
+    seen = []
+
+    class Look(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(x.is_contiguous())
+            return x
+
+    layers = [cpl_conv(16, inner, h=0.1), cpl_conv(16, inner, h=0.1), Look(), cpl_conv(16, inner, h=0.1)]
+    x = torch.randn(3, 16, 6, 5).contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    z = through(layers, x)
+    expected = x
+    for layer in layers:
+        expected = layer(expected)
+    torch.testing.assert_close(z, expected, rtol=1e-5, atol=1e-5)
+    if not last:  # convolutions by columns want images contiguous, and leave them so
+        assert seen[0]
+        assert z.is_contiguous()

@@ -6,7 +6,7 @@ attack.npz     some images for a gallery: the strongest attack in the certified 
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ class Attack:
     """Attack the network that was certified with L2-PGD, as the paper runs it, and show the accuracy that is left."""
 
     run: Path
-    """The folder of a run, after `lipflow certify`."""
+    """The folder of a run, after `lipflow certify`, or a pretrained network by name."""
     epsilon: tuple[str, ...] = ()
     """Radii, such as 36/255 0.5 (default: those of the run's recipe)."""
     steps: int = 10
@@ -42,9 +42,11 @@ class Attack:
 
 def attack(arguments: Attack) -> int:
     """Attack, each rank its share, with as many threads as the run was trained with."""
+    from lipflow.pretrained import folder_of
     from lipflow.train.distributed import join, threads
     from lipflow.train.record import Record
 
+    arguments = replace(arguments, run=folder_of(arguments.run))
     recipe = Record.read(arguments.run).run.recipe
     with join("cpu") as ranks, threads(recipe.threads):
         return over_ranks(arguments, recipe.radii, ranks)

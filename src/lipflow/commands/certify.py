@@ -19,7 +19,7 @@ class Certify:
     """Freeze a trained network, certify images with it, and write the certificate into the folder of the run."""
 
     run: Path
-    """The folder of a finished run."""
+    """The folder of a finished run, or a pretrained network by name: cpl-fast-cifar10."""
     split: Literal["test", "validation"] = "test"
     """Which images."""
     images: int | None = None
@@ -28,21 +28,26 @@ class Certify:
     """Radii of the table, such as 36/255 0.5 (default: those of the run's recipe)."""
     which: Literal["final", "best"] = "final"
     """The network at the end of its schedule, or the one with the most certified validation images."""
+    data_dir: Path | None = None
+    """Where the data is, if not where it was when the network was trained."""
 
 
 def certify(arguments: Certify) -> int:
     """Certify, write, and print the table."""
     from lipflow import data, record
     from lipflow.frozen import freeze
+    from lipflow.pretrained import folder_of
     from lipflow.train.distributed import join, threads
     from lipflow.train.recipe import radius
     from lipflow.train.record import load_run
 
-    run, network = load_run(arguments.run, arguments.which)
+    folder = folder_of(arguments.run)
+    run, network = load_run(folder, arguments.which)
+    data_dir = arguments.data_dir or run.data_dir
     radii = {text: radius(text) for text in arguments.radii or run.recipe.radii}
     with join("cpu") as ranks, threads(run.recipe.threads):
         dataset = ranks.in_turn(
-            lambda: data.load(run.data, run.data_dir, image_size=run.image_size, validation=run.validation)
+            lambda: data.load(run.data, data_dir, image_size=run.image_size, validation=run.validation)
         )
         split = dataset.test if arguments.split == "test" else dataset.validation
         count = len(split) if arguments.images is None else min(arguments.images, len(split))
@@ -56,9 +61,9 @@ def certify(arguments: Certify) -> int:
         certificates = over_ranks(frozen, images, ranks)
         if certificates is None:
             return 0
-        record.write(arguments.run, frozen, certificates, images, truth)
-        show(certificates, truth, radii, f"{arguments.run}: {count} {arguments.split} images of {run.data}")
-        print(f"wrote {arguments.run / record.CLAIMS}; check it with: lipflow check {arguments.run}")
+        record.write(folder, frozen, certificates, images, truth)
+        show(certificates, truth, radii, f"{folder}: {count} {arguments.split} images of {run.data}")
+        print(f"wrote {folder / record.CLAIMS}; check it with: lipflow check {folder}")
     return 0
 
 

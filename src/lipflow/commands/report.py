@@ -14,7 +14,7 @@ class Report:
     """Compare runs on one page that opens offline: tables, curves, radii, images and certificates."""
 
     runs: tuple[Path, ...]
-    """The folders of runs; what a run does not have yet is said."""
+    """The folders of runs, or pretrained networks by name; what a run does not have yet is said."""
     out: Path = Path("report.html")
     """The page."""
     names: tuple[str, ...] = ()
@@ -30,6 +30,7 @@ class Report:
 def report(arguments: Report) -> int:
     """Read, compare, write, and print the table; certified ≤ attacked ≤ clean, or something is wrong (1)."""
     from lipflow.files import write_atomic
+    from lipflow.pretrained import folder_of
     from lipflow.report import figure
     from lipflow.report.consistency import contradictions
     from lipflow.report.evidence import read_all
@@ -43,7 +44,7 @@ def report(arguments: Report) -> int:
         figure.require_matplotlib()
         if arguments.figures.exists() and not arguments.figures.is_dir():
             raise ValueError(f"--figures {arguments.figures}: that is a file; give a folder")
-    runs = read_all(arguments.runs, arguments.names)
+    runs = read_all([folder_of(run) for run in arguments.runs], arguments.names)
     summary = summarise(runs, arguments.radii)
     wrong = [text for run in runs for text in contradictions(run)]
     texts = {arguments.out: page(runs, summary)}

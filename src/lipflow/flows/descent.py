@@ -10,6 +10,9 @@ Where h = 2/(s‖Wu‖²) follows W along a fixed unit vector u, dW gains -(2h/�
 
 A chain keeps its first x, its last z and every narrow y. Going back, x = z + hWᵀr costs one product, as r is known: so
 its memory grows with the narrow sides only, and a few images at a time go through all layers without leaving the cache.
+
+Under autocast to bfloat16 all of that is in bfloat16, and so is z, as of any product; only h, the sums of a product and
+the derivatives of parameters have the parameters' own precision.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +23,7 @@ from torch import Tensor
 
 from lipflow.operators import Conv2d, Dense, LinearOperator
 from lipflow.operators.columns import Columns
-from lipflow.operators.norm import norm
+from lipflow.operators.norm import in_full, norm
 
 Sigma = Callable[[Tensor], Tensor]
 FEW = 16  # convolutions to fewer channels run by columns: oneDNN works on 16 at a time
@@ -34,7 +37,8 @@ class Follow(NamedTuple):
 
     def size(self, op: LinearOperator) -> Tensor:
         """h, differentiable in W."""
-        return two_over(self.high * norm(op(self.u[None])) ** 2)
+        with in_full(self.u):
+            return two_over(self.high * norm(op(self.u[None])) ** 2)
 
 
 def two_over(smoothness: Tensor) -> Tensor:
@@ -58,17 +62,20 @@ class Layer(NamedTuple):
     def size(self) -> Tensor | float:
         return self.h.size(self.op) if isinstance(self.h, Follow) else self.h
 
-    def joins(self, other: "Layer") -> bool:
-        """Whether the two run well as a chain: by columns, and on the same shapes."""
+    def joins(self, other: "Layer", x: Tensor) -> bool:
+        """Whether the two run well on x as a chain: by columns, and on the same shapes."""
         a, b = self.op, other.op
-        if not (isinstance(a, Conv2d) and isinstance(b, Conv2d) and _by_columns(a) and _by_columns(b)):
+        if not (self.by_columns(x) and other.by_columns(x) and isinstance(a, Conv2d) and isinstance(b, Conv2d)):
             return False
         return a.kernel.shape == b.kernel.shape and (a.rows, a.columns) == (b.rows, b.columns)
+
+    def by_columns(self, x: Tensor) -> bool:
+        return isinstance(self.op, Conv2d) and _by_columns(self.op, products(x))
 
 
 def shift(y: Tensor, bias: Tensor | None) -> Tensor:
     """y + b, with b along the first axis of each member of the batch."""
-    return y if bias is None else y + bias.reshape(-1, *[1] * (y.ndim - 2))
+    return y if bias is None else y + bias.to(y.dtype).reshape(-1, *[1] * (y.ndim - 2))
 
 
 def descend(x: Tensor, *layers: Layer) -> Tensor:
@@ -81,76 +88,91 @@ def descend(x: Tensor, *layers: Layer) -> Tensor:
 
 
 def _fusible(x: Tensor, op: LinearOperator) -> bool:
-    """Whether x and W are numbers in memory, of one type; compilers, transforms and autocast take the plain form."""
+    """Whether x and W are numbers in memory; compilers, transforms and float16 take the plain form."""
     return (
         isinstance(op, Dense | Conv2d)
         and not x.is_meta
         and not torch.compiler.is_compiling()
-        and not torch.is_autocast_enabled(x.device.type)
         and not torch._C._are_functorch_transforms_active()
-        and x.dtype == op.weight.dtype
+        and (x.dtype == op.weight.dtype if products(x) == x.dtype else products(x) == torch.bfloat16)
     )
+
+
+def products(x: Tensor) -> torch.dtype:
+    """What products are computed in: autocast leaves float64 alone."""
+    kind = x.device.type
+    autocast = not x.is_meta and x.dtype != torch.float64 and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if autocast else x.dtype
 
 
 class _Descend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layers: Sequence[Layer], *parameters: Tensor | None) -> Tensor:
-        maps = _runners(layers)
-        wide = maps[0].layout(x)
-        sizes = [torch.as_tensor(layer.size(), dtype=x.dtype, device=x.device) for layer in layers]
-        z, ys = torch.empty_like(wide), [x.new_empty(len(x), *layer.op.out_shape) for layer in layers]
-        for part in maps[0].chunks(len(wide)):
-            at, out = wide[part], z[part]
-            for w, layer, h, kept in zip(maps, layers, sizes, ys, strict=True):
-                y = shift(w.narrow(at), layer.bias)
-                kept[part] = y
-                w.widen(w.unfold(h * layer.sigma(y)), out, onto=at, sign=-1)
-                at = out
-        ctx.save_for_backward(x, *([z] if len(layers) > 1 else []), *ys, *sizes, *parameters)
-        ctx.layers = layers
-        return z
+        ctx.layers, ctx.dtype = layers, products(x)
+        with in_full(x):
+            return _forward(ctx, x, layers, parameters)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        layers, count = ctx.layers, len(ctx.layers)
-        x, *saved = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True: this derivative may itself be differentiated
-            return _differentiable(x, layers, saved[-2 * count :], ctx.needs_input_grad, grads[0])
-        maps, z = _runners(layers), saved.pop(0) if count > 1 else x
-        ys, sizes = saved[:count], saved[count : 2 * count]
-        x, z, g = (maps[0].layout(t) for t in (x, z, grads[0]))
-        wants_x, _, *wants = ctx.needs_input_grad
-        dx = torch.empty_like(x) if wants_x else None
-        sums = [
-            _Sums(w, layer, *wants[2 * i : 2 * i + 2]) for i, (w, layer) in enumerate(zip(maps, layers, strict=True))
-        ]
-        for part in maps[0].chunks(len(x)):
-            at, slope = z[part], g[part]
-            for i in reversed(range(count)):
-                w, h, total = maps[i], sizes[i], sums[i]
-                wg = w.narrow(slope)
-                r, slope_wg = _with_slope(layers[i].sigma, ys[i][part], wg)
-                if i or total.weight is not None:
-                    hr = w.unfold(h * r)
-                    total.step(r, wg)
-                    total.outer(hr, slope, sign=-1)
-                    if i:
-                        before = torch.empty_like(at) if at.data_ptr() == z[part].data_ptr() else at
-                        w.widen(hr, before, onto=at)
-                        at = before
-                    else:
-                        at = x[part]
-                q = slope_wg.mul_(-h)
-                total.shift(q)
-                if i or dx is not None or total.weight is not None:
-                    unfolded = w.unfold(q)
-                    total.outer(unfolded, at)
-                    if i or dx is not None:
-                        below = dx[part] if dx is not None and not i else torch.empty_like(slope)
-                        w.widen(unfolded, below, onto=slope)
-                        slope = below
-        results = [t for total, h in zip(sums, sizes, strict=True) for t in total.results(h)]
-        return dx, None, *results
+            x, parameters = ctx.saved_tensors[0], ctx.saved_tensors[-2 * len(ctx.layers) :]
+            return _differentiable(x, ctx.layers, parameters, ctx.needs_input_grad, grads[0])
+        with in_full(grads[0]):
+            return _backward(ctx, grads[0])
+
+
+def _forward(ctx: Any, x: Tensor, layers: Sequence[Layer], parameters: Sequence[Tensor | None]) -> Tensor:
+    maps = ctx.maps = _runners(layers, ctx.dtype)
+    wide = maps[0].layout(x.to(ctx.dtype))
+    sizes = [torch.as_tensor(layer.size(), dtype=layer.op.weight.dtype, device=x.device) for layer in layers]
+    z, ys = torch.empty_like(wide), []
+    for part in maps[0].chunks(len(wide)):
+        at, out = wide[part], z[part]
+        for w, layer, h in zip(maps, layers, sizes, strict=True):
+            y = shift(w.narrow(at), layer.bias)
+            w.widen(w.unfold(h * layer.sigma(y)), out, onto=at, sign=-1)
+            at = out
+            ys.append(y)
+    ctx.save_for_backward(x, *([z] if len(layers) > 1 else []), *ys, *sizes, *parameters)
+    return z
+
+
+def _backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    layers, count = ctx.layers, len(ctx.layers)
+    x, *saved = ctx.saved_tensors
+    maps, z = ctx.maps, saved.pop(0) if count > 1 else x
+    ys, sizes = saved[: -3 * count], saved[-3 * count : -2 * count]
+    x, z, g = (maps[0].layout(t.to(ctx.dtype), like=x) for t in (x, z, g))
+    wants_x, _, *wants = ctx.needs_input_grad
+    dx = torch.empty_like(x) if wants_x else None
+    sums = [_Sums(w, layer, *wants[2 * i : 2 * i + 2]) for i, (w, layer) in enumerate(zip(maps, layers, strict=True))]
+    for number, part in enumerate(maps[0].chunks(len(x))):
+        at, slope = z[part], g[part]
+        for i in reversed(range(count)):
+            w, h, total = maps[i], sizes[i], sums[i]
+            wg = w.narrow(slope)
+            r, slope_wg = _with_slope(layers[i].sigma, ys[number * count + i], wg)
+            if i or total.weight is not None:
+                hr = w.unfold(h * r)
+                total.step(r, wg)
+                total.outer(hr, slope, sign=-1)
+                if i:
+                    before = torch.empty_like(at) if at.data_ptr() == z[part].data_ptr() else at
+                    w.widen(hr, before, onto=at)
+                    at = before
+                else:
+                    at = x[part]
+            q = slope_wg.mul_(-h)
+            total.shift(q)
+            if i or dx is not None or total.weight is not None:
+                unfolded = w.unfold(q)
+                total.outer(unfolded, at)
+                if i or dx is not None:
+                    below = dx[part] if dx is not None and not i else torch.empty_like(slope)
+                    w.widen(unfolded, below, onto=slope)
+                    slope = below
+    results = [t for total, h in zip(sums, sizes, strict=True) for t in total.results(h)]
+    return dx, None, *results
 
 
 class _Sums:
@@ -164,11 +186,11 @@ class _Sums:
 
     def step(self, r: Tensor, wg: Tensor) -> None:
         if self.weight is not None:
-            self.dh = self.dh - torch.dot(r.flatten(), wg.flatten())
+            self.dh = self.dh - _dot(r, wg)
 
     def shift(self, q: Tensor) -> None:
         if self.bias is not None:
-            self.bias += q.transpose(0, 1).flatten(1).sum(1)
+            self.bias += q.sum([axis for axis in range(q.ndim) if axis != 1], dtype=self.bias.dtype)
 
     def outer(self, unfolded: Tensor, wide: Tensor, sign: int = 1) -> None:
         if self.weight is not None:
@@ -194,6 +216,11 @@ def _with_slope(sigma: Sigma, y: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     return r.detach(), torch.autograd.grad(r, leaf, t)[0]
 
 
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """⟨a, b⟩, in float32 at least; neither is copied, as both lie the same way in memory."""
+    return (a * b).sum(dtype=torch.promote_types(a.dtype, torch.float32))
+
+
 def _differentiable(
     x: Tensor, layers: Sequence[Layer], parameters: Sequence[Tensor | None], needed: Sequence[bool], g: Tensor
 ) -> tuple[Tensor | None, ...]:
@@ -204,73 +231,84 @@ def _differentiable(
         z = layer._replace(op=layer.op.with_weight(weight), bias=bias).plain(z)
     inputs = (x, None, *parameters)
     wanted = [t for t, need in zip(inputs, needed, strict=True) if need and t is not None]
-    found = iter(torch.autograd.grad(z, wanted, g, create_graph=True))
+    found = iter(torch.autograd.grad(z, wanted, g.to(z), create_graph=True))
     return tuple(next(found) if need else None for need in needed)
 
 
 # How W is run: a matrix or a convolution on the whole batch by torch, or a few images at a time by columns
 
 
-def _runners(layers: Sequence[Layer]) -> "list[Runner]":
+def _runners(layers: Sequence[Layer], dtype: torch.dtype) -> "list[Runner]":
+    """`dtype` is what products are computed in."""
     runners: list[Runner] = []
     for op in (layer.op for layer in layers):
         if isinstance(op, Dense):
-            runners.append(_Matrix(op))
+            runners.append(_Matrix(op, dtype))
         else:
             assert isinstance(op, Conv2d)
             like = runners[0] if runners and isinstance(runners[0], Columns) else None
-            runners.append(Columns(op, like) if _by_columns(op) else _Convolution(op))
+            runners.append(Columns(op, like) if _by_columns(op, dtype) else _Convolution(op, dtype))
     return runners
 
 
-def _by_columns(op: Conv2d) -> bool:
+def _by_columns(op: Conv2d, dtype: torch.dtype) -> bool:
     out, into = op.kernel.shape[:2]
-    few = out < FEW or op.kernel.dtype == torch.float64  # oneDNN has no float64
+    few = dtype == torch.float64 or (out < FEW and dtype == op.kernel.dtype)  # oneDNN has no float64
     return few and out <= into and op.groups == 1 and op.padding_mode == "zeros" and op.kernel.device.type == "cpu"
 
 
 class _Matrix:
     """A matrix, whose products are added to what is there."""
 
-    def __init__(self, op: Dense) -> None:
-        self.op, self.weight = op, op.weight
+    def __init__(self, op: Dense | Conv2d, dtype: torch.dtype) -> None:
+        self.full, self.dtype = op.weight, dtype
+        self.op = op if dtype == op.weight.dtype else op.with_weight(op.weight.detach().to(dtype))
 
-    def layout(self, x: Tensor) -> Tensor:
-        return x
+    def layout(self, x: Tensor, like: Tensor | None = None) -> Tensor:
+        """x, or x in memory as another lies."""
+        last = like is not None and like.ndim == 4 and not like.is_contiguous()
+        return x.contiguous(memory_format=torch.channels_last) if last else x
 
     def chunks(self, batch: int) -> Iterator[slice]:
         yield slice(None)
 
     def narrow(self, x: Tensor) -> Tensor:
-        return self.op(x)
+        return self.op(x.to(self.dtype))
 
     def unfold(self, y: Tensor) -> Tensor:
         return y
 
     def widen(self, y: Tensor, out: Tensor, onto: Tensor, sign: int = 1) -> None:
-        torch.addmm(onto, y, self.weight, alpha=sign, out=out)
+        torch.addmm(onto, y, self.op.weight, alpha=sign, out=out)
 
-    def gradient(self) -> Tensor:
-        return torch.zeros_like(self.weight)
+    def gradient(self) -> Any:
+        return []
 
-    def add_gradient(self, total: Tensor, y: Tensor, x: Tensor, sign: int = 1) -> None:
-        total.addmm_(y.T, x, alpha=sign)
+    def add_gradient(self, total: Any, y: Tensor, x: Tensor, sign: int = 1) -> None:
+        total.append((y.to(self.dtype) * sign, x.to(self.dtype)))
 
-    def weight_of(self, total: Tensor) -> Tensor:
-        return total
+    def weight_of(self, total: Any) -> Tensor:
+        """All the products as one, so that the result, of W's size, is written once."""
+        ys, xs = zip(*total, strict=True)
+        return (torch.cat(ys).T @ torch.cat(xs)).to(self.full)
 
 
 class _Convolution(_Matrix):
     """A convolution as torch runs it."""
 
-    def __init__(self, op: Conv2d) -> None:
-        self.op, self.weight = op, op.kernel
+    op: Conv2d
+
+    def gradient(self) -> Tensor:
+        return torch.zeros_like(self.full)
+
+    def weight_of(self, total: Tensor) -> Tensor:
+        return total
 
     def widen(self, y: Tensor, out: Tensor, onto: Tensor, sign: int = 1) -> None:
         torch.add(onto, self.op.adjoint(y), alpha=sign, out=out)
 
     def add_gradient(self, total: Tensor, y: Tensor, x: Tensor, sign: int = 1) -> None:
-        total.add_(self.op.outer(y, x), alpha=sign)
+        total.add_(self.op.outer(y.to(self.dtype), x.to(self.dtype)), alpha=sign)
 
 
 Runner = _Matrix | Columns

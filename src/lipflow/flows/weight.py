@@ -63,6 +63,13 @@ class Weight(nn.Module, ABC):
                 self.u = u.clone()
         return u
 
+    @torch.no_grad()
+    def forget(self) -> None:
+        """After the weight was set to something else: let u follow the new one from the start."""
+        if self.u.numel():
+            op = self.operator(tuple(self.u.shape))
+            self.u.copy_(power_iteration(op, start_vector(op.in_shape, self.weight), WARM_UP))
+
     def _knows(self, op: LinearOperator) -> bool:
         return tuple(self.u.shape) == op.in_shape
 

@@ -45,8 +45,8 @@ class Columns:
         )
         self.rooms = _Rooms(self) if like is None else like.rooms
 
-    def layout(self, x: Tensor) -> Tensor:
-        """x as the products need it in memory."""
+    def layout(self, x: Tensor, like: Tensor | None = None) -> Tensor:
+        """x as the products need it in memory, however another lies."""
         return x.contiguous()
 
     def chunks(self, batch: int) -> Iterator[slice]:

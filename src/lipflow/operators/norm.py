@@ -7,6 +7,7 @@ The proofs are in docs/norms.md.
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from fractions import Fraction
 
 import torch
@@ -36,7 +37,8 @@ def norm_estimate(op: LinearOperator, u: Tensor | None = None, iterations: int =
     which is the derivative of ‖W‖ where u is its top singular vector.
     """
     start = start_vector(op.in_shape, op.weight) if u is None else u
-    return norm(op(power_iteration(op, start, iterations)[None]))
+    with in_full(start):
+        return norm(op(power_iteration(op, start, iterations)[None]))
 
 
 @torch.no_grad()
@@ -49,11 +51,19 @@ def power_iteration(op: LinearOperator, u: Tensor, iterations: int) -> Tensor:
         raise ValueError(f"the start vector has shape {tuple(u.shape)}; {op} takes {op.in_shape}")
     if u.is_meta:
         return u  # shapes only: there are no numbers to iterate on
-    for _ in range(iterations):
-        v = _unit(op(u[None]))
-        w = _unit(op.adjoint(v))[0]
-        u = torch.where((w != 0).any(), w, u)
+    with in_full(u):
+        for _ in range(iterations):
+            v = _unit(op(u[None]))
+            w = _unit(op.adjoint(v))[0]
+            u = torch.where((w != 0).any(), w, u)
     return u
+
+
+def in_full(x: Tensor) -> AbstractContextManager[object]:
+    """Within this, autocast rounds nothing on x's device: step sizes follow norms to float32's precision."""
+    kind = x.device.type
+    autocast = not x.is_meta and torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if autocast else nullcontext()
 
 
 def norm(x: Tensor) -> Tensor:

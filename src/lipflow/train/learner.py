@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -75,10 +76,16 @@ class Learner:
             images = augment(images, part, self.run.seed, epoch, pad=recipe.pad, mode=recipe.pad_mode, flip=recipe.flip)
         labels = self.split.labels[part].to(self.ranks.device)
         self.optimiser.zero_grad(set_to_none=True)
-        logits = self.parallel(to_unit(images))
+        with self._precision():
+            logits = self.parallel(to_unit(images)).float()
         share = self.loss.each(logits, labels, self.network.head).sum() / len(batch)
         (share * self.ranks.world).backward()
         return share.item()
+
+    def _precision(self) -> AbstractContextManager[object]:
+        """What the recipe says products are computed in."""
+        low = self.run.recipe.precision == "bfloat16"
+        return torch.autocast(self.ranks.device.type, torch.bfloat16) if low else nullcontext()
 
     def update(self, rate: float) -> None:
         """Move the parameters along their gradients."""

@@ -52,6 +52,8 @@ class Recipe:
     """Last-layer normalization: unit rows and a bias instead of truncation."""
     radii: tuple[str, ...] = ("36/255", "72/255", "108/255")
     """Where certified accuracy is estimated on validation images; the first one selects best.safetensors."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """What products are computed in; weights, sums and certificates are as ever."""
     threads: int = 0
     """CPU threads a process; 0 is torch's own choice."""
 

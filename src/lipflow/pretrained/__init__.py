@@ -1,0 +1,46 @@
+"""Trained networks that come with the package: `lipflow.load("cpl-fast-cifar10")`.
+
+Each is the folder of a finished run with its weights rounded to bfloat16. The rounding is part of the network: what is
+certified is what is stored.
+"""
+
+import shutil
+from pathlib import Path
+
+from lipflow.models import Network
+from lipflow.train.checkpoint import load_model
+from lipflow.train.record import FINAL, load_run
+
+_HERE = Path(__file__).parent
+FILES = ("run.json", FINAL)
+NAMES = tuple(sorted(folder.name for folder in _HERE.iterdir() if (folder / FINAL).is_file()))
+
+
+def load(source: Path | str) -> Network:
+    """A trained network in evaluation mode: one of ours by name, that of a finished run, or that of a .safetensors file.
+
+    Nothing in the file is executed.
+    """
+    path = Path(source)
+    if str(source) in NAMES and not path.exists():
+        path = _HERE / str(source)
+    if path.suffix == ".safetensors":
+        return load_model(path)
+    if not path.exists():
+        raise ValueError(
+            f"there is no trained network {str(source)!r}: no such folder, and there are {', '.join(NAMES)}"
+        )
+    return load_run(path)[1]
+
+
+def folder_of(run: Path) -> Path:
+    """The folder that a command works in: of a run, or else of a pretrained network, copied to runs/NAME first."""
+    if run.exists() or str(run) not in NAMES:
+        return run
+    folder = Path("runs") / run
+    if not (folder / FINAL).is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in FILES:
+            shutil.copyfile(_HERE / run / name, folder / name)
+        print(f"copied the pretrained network {run} to {folder}")
+    return folder
