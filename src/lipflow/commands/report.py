@@ -44,7 +44,7 @@ def report(arguments: Report) -> int:
         figure.require_matplotlib()
         if arguments.figures.exists() and not arguments.figures.is_dir():
             raise ValueError(f"--figures {arguments.figures}: that is a file; give a folder")
-    runs = read_all([folder_of(run) for run in arguments.runs], arguments.names)
+    runs = read_all(tuple(folder_of(run) for run in arguments.runs), arguments.names)
     summary = summarise(runs, arguments.radii)
     wrong = [text for run in runs for text in contradictions(run)]
     texts = {arguments.out: page(runs, summary)}

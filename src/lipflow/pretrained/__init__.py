@@ -17,7 +17,7 @@ NAMES = tuple(sorted(folder.name for folder in _HERE.iterdir() if (folder / FINA
 
 
 def load(source: Path | str) -> Network:
-    """A trained network in evaluation mode: one of ours by name, that of a finished run, or that of a .safetensors file.
+    """A trained network in evaluation mode: one of ours by name, that of a finished run, or of a .safetensors file.
 
     Nothing in the file is executed.
     """
@@ -27,9 +27,7 @@ def load(source: Path | str) -> Network:
     if path.suffix == ".safetensors":
         return load_model(path)
     if not path.exists():
-        raise ValueError(
-            f"there is no trained network {str(source)!r}: no such folder, and there are {', '.join(NAMES)}"
-        )
+        raise ValueError(f"{str(source)!r} is no folder of a run, no file, and no name: there is {', '.join(NAMES)}")
     return load_run(path)[1]
 
 
