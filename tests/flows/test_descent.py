@@ -160,6 +160,7 @@ def test_under_autocast_it_is_the_plain_form_to_the_rounding_of_bfloat16(name, s
     with torch.autocast("cpu", torch.bfloat16):
         z = descend(x, layer)
     assert z.dtype == torch.bfloat16
+    assert "_Descend" in str(z.grad_fn), "this is the plain form itself"
     exact = x.detach().double().requires_grad_()
     double = Layer(op.with_weight(op.weight.double()), bias.double(), Follow(u.double(), layer.h.high), layer.sigma)
     expected = plain(exact, double)

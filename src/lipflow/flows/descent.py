@@ -94,15 +94,17 @@ def _fusible(x: Tensor, op: LinearOperator) -> bool:
         and not x.is_meta
         and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()
-        and (x.dtype == op.weight.dtype if products(x) == x.dtype else products(x) == torch.bfloat16)
+        and (products(x) == torch.bfloat16 if _autocasts(x) else x.dtype == op.weight.dtype)
     )
 
 
 def products(x: Tensor) -> torch.dtype:
     """What products are computed in: autocast leaves float64 alone."""
-    kind = x.device.type
-    autocast = not x.is_meta and x.dtype != torch.float64 and torch.is_autocast_enabled(kind)
-    return torch.get_autocast_dtype(kind) if autocast else x.dtype
+    return torch.get_autocast_dtype(x.device.type) if _autocasts(x) else x.dtype
+
+
+def _autocasts(x: Tensor) -> bool:
+    return not x.is_meta and x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type)
 
 
 class _Descend(torch.autograd.Function):
