@@ -3,6 +3,7 @@
     python -m experiments --scale small --list                 what would run, and for how long
     python -m experiments --scale small                        everything, in order of usefulness
     python -m experiments --scale small --only margin-cifar10 relaxed
+    python -m experiments --scale small --jobs 2               two runs at a time, each on its share of the cores
 
 A run is a folder named by what it is, under runs/experiments/SCALE/. One that is done is not run again, one that was
 interrupted goes on where it was, and experiments share them. A result is experiments/results/SCALE/NAME.json.
@@ -22,6 +23,7 @@ from typing import Any, Literal
 
 from experiments.draw import require_matplotlib, save
 from experiments.experiment import Experiment, Rows
+from experiments.parallel import side_by_side, work_of
 from experiments.scale import SCALES, Scale, cost, total
 from lipflow.files import write_atomic
 from lipflow.train.duration import format_duration
@@ -52,6 +54,8 @@ class Options:
     """paper: as published; small: hours on two cores; smoke: seconds, on synthetic images."""
     only: tuple[str, ...] = ()
     """Only these experiments, by name, in this order (default: all)."""
+    jobs: int = 1
+    """How many runs go on side by side, each with its share of the cores."""
     list: bool = False
     """Show what would run, what is done already, and the time that the rest is expected to take."""
     runs: Path = Path("runs/experiments")
@@ -82,6 +86,8 @@ def main(words: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else list(words)
     options = tyro.cli(Options, args=words, prog="python -m experiments")
     try:
+        if options.jobs < 1:
+            raise ValueError(f"--jobs is at least 1, not {options.jobs}")
         chosen, scale = experiments(options.only), placed(options)
         if options.list:
             show(chosen, scale)
@@ -118,6 +124,8 @@ def run_all(chosen: Sequence[Experiment], scale: Scale, options: Options, comman
     from lipflow.train.ending import EndedEarly
 
     settle()
+    if options.jobs > 1:
+        side_by_side(options.jobs, work_of([e for e in chosen if has_data(e, scale)], scale), scale)
     failed = []
     for number, experiment in enumerate(chosen, 1):
         print(f"==> {number}/{len(chosen)} {experiment.name}: {experiment.title}", flush=True)

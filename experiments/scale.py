@@ -1,7 +1,7 @@
 """The three scales: what a network, a recipe and an evaluation are at each, and what they are expected to cost.
 
 paper    as published: 200 epochs, three seeds, all 10000 test images
-small    real CIFAR-10 and the same code; narrower networks and few epochs, at most 20 minutes a run on two cores
+small    real CIFAR-10 and the same code; narrower networks and few epochs, at most 20 minutes a run on one core of two
 smoke    synthetic images in the official layout, seconds; it shows that the code runs, and publishes nothing
 
 Everything that is cut is in the tables below, and nowhere else.
@@ -100,11 +100,12 @@ SMALL = Scale(
         "soc-10": {"channels": 4},
         DEEP: {"depth_linear": 1, "features": 256, "pool": 2},
     },
-    recipe={"epochs": 10},
+    recipe={"epochs": 5},
     sources={"cifar10-deep": "cifar10-8x8"},
     models=("cpl-s", "cayley-kw3", "soc-10"),
-    depths={100: 4, 300: 3, 1000: 1},
+    depths={100: 3, 300: 2, 1000: 1},
     deep_recipe={"batch_size": 128},
+    attacked=500,
 )
 
 SMOKE = Scale(

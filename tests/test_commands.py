@@ -27,6 +27,7 @@ def test_certify_check_attack(run, capsys):
     assert "40 test images of digits" in said
     assert "36/255" in said
     assert "average radius" in said
+    assert json.loads((run / "certificate.json").read_text())["split"] == "test"
     assert cli.main(["check", str(run), "--full"]) == 0
     assert capsys.readouterr().out.startswith("accepted: 40 radii verified, 40 of them from the image")
     assert cli.main(["attack", str(run), "--epsilon", "0.5", "36/255", "--steps", "3", "--images", "20"]) == 0

@@ -23,8 +23,13 @@ from lipflow.frozen.spectral import Spectral
 WEIGHTS, CLAIMS, ROWS = "frozen.safetensors", "certificate.json", "certified.npz"
 
 
-def write(folder: str | Path, frozen: Frozen, certificates: Certificates, images: Tensor, truth: Tensor) -> None:
-    """Write the certificate of some images, given as uint8 or float64, and their true labels. The claims come last."""
+def write(
+    folder: str | Path, frozen: Frozen, certificates: Certificates, images: Tensor, truth: Tensor, split: str = ""
+) -> None:
+    """Write the certificate of some images, given as uint8 or float64, and their true labels. The claims come last.
+
+    `split` says which images they are, for whoever reads it: "test" or "validation".
+    """
     frozen.require_untouched()  # or the constants would be of other numbers than the file
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -33,13 +38,13 @@ def write(folder: str | Path, frozen: Frozen, certificates: Certificates, images
     columns = dict(images=images, truth=truth, **vars(certificates))
     arrays: dict[str, Any] = {name: column.numpy() for name, column in columns.items()}
     np.savez(folder / ROWS, **arrays)
-    text = json.dumps(claims(folder, frozen, certificates), indent=1)
+    text = json.dumps(claims(folder, frozen, certificates, split), indent=1)
     partial = folder / f"{CLAIMS}.partial"
     partial.write_text(text)
     os.replace(partial, folder / CLAIMS)
 
 
-def claims(folder: Path, frozen: Frozen, certificates: Certificates) -> dict[str, Any]:
+def claims(folder: Path, frozen: Frozen, certificates: Certificates, split: str = "") -> dict[str, Any]:
     """Everything that the certificate states, with a digest over all of it."""
     stated = dict(
         schema=1,
@@ -49,6 +54,7 @@ def claims(folder: Path, frozen: Frozen, certificates: Certificates) -> dict[str
         in_shape=list(frozen.in_shape),
         classes=frozen.classes,
         images=len(certificates),
+        split=split,
         lipschitz=frozen.lipschitz,
         rounding=frozen.rounding,
         pair_bounds=frozen.pair_bounds.tolist(),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments.draw import save
+from experiments.parallel import work_of
 from experiments.runner import DIVERGED, ensure, experiments, main, placed, state
 from experiments.runner import Options as RunnerOptions
 from experiments.scale import SCALES, SMALL, cost, total
@@ -16,7 +17,20 @@ from lipflow.train.loop import train
 from lipflow.train.run import differences
 
 FILES = sorted(p.stem for p in (Path(__file__).parents[2] / "experiments").glob("*.py"))
-ROOMS = {"__init__", "__main__", "draw", "experiment", "measure", "results", "rivals", "runner", "scale", "sources"}
+ROOMS = {
+    "__init__",
+    "__main__",
+    "draw",
+    "experiment",
+    "fast",
+    "measure",
+    "parallel",
+    "results",
+    "rivals",
+    "runner",
+    "scale",
+    "sources",
+}
 
 
 def small_run(folder):
@@ -171,6 +185,18 @@ def test_a_smoke_run_end_to_end(tmp_path, capsys):
     assert main(words(tmp_path, "--only", "relaxed")) == 0
     assert "done already" in capsys.readouterr().out
     assert (tmp_path / "runs/smoke/cpl-s-cifar10-synthetic-h=1.0-seed=0/log.jsonl").stat().st_mtime_ns == again
+
+
+def test_side_by_side_is_the_same_and_nothing_is_done_twice(tmp_path, capfd):
+    names = ["--only", "margin-cifar10", "relaxed"]
+    work = work_of(experiments(names[1:]), placed(RunnerOptions("smoke", runs=tmp_path / "runs")))
+    assert len(work) == 8  # five margins and three steps; the run that both name is one
+    assert main(words(tmp_path, *names, "--jobs", "2")) == 0
+    told = capfd.readouterr().out
+    assert told.count("    training ") == 8
+    assert told.count("done already") == 5 + 4
+    assert {p.name for p in (tmp_path / "results" / "smoke").glob("*.json")} == {"margin-cifar10.json", "relaxed.json"}
+    assert main(words(tmp_path, "--jobs", "0")) == 2
 
 
 def test_rivals_are_measured_from_below(tmp_path):

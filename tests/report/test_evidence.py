@@ -95,6 +95,7 @@ def _pickled(folder):
         (lambda f: change_json(f / "certificate.json", lipschitz=0.5), "its digest does not fit"),
         (lambda f: change_claims(f, lipschitz="1"), "lipschitz is not a number: '1'"),
         (lambda f: change_claims(f, files=3), "files is not a table"),
+        (lambda f: change_claims(f, split=3), "split is a word"),
         (lambda f: change_claims(f, primitives={}), "it has no list of primitives"),
         (lambda f: change_claims(f, primitives=[3]), "a primitive is not a table"),
         (lambda f: change_claims(f, primitives=[{"kind": 1}]), "a primitive has a kind, a shape and a proof"),

@@ -7,7 +7,7 @@ import pytest
 
 from lipflow.report.evidence import read
 from lipflow.report.table import DASH, escape, markdown, merge, summarise
-from tests.report.conftest import rows
+from tests.report.conftest import change_claims, rows
 
 
 def _line(summary, kind):
@@ -78,3 +78,10 @@ def test_markdown(run):
 )
 def test_names_are_no_markup(name, said):
     assert escape(name) == said
+
+
+def test_it_says_when_the_images_are_not_test_images(run):
+    (run / "attack.json").unlink()
+    change_claims(run, split="validation")
+    certified = _line(summarise([read(run, "tiny")]), "certified")
+    assert (certified.title, certified.note) == ("certified, validation images", "60 validation images")

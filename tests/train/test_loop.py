@@ -133,12 +133,21 @@ def test_without_validation_images(tmp_path):
         dict(loss="certificate", schedule="constant"),
         dict(loss="offset-cross-entropy", offset=0.5, temperature=0.5, inputs="mean-std"),
         dict(loss="cross-entropy", schedule="exponential", lln=False, inputs="model"),
+        dict(precision="bfloat16"),
     ],
 )
 def test_every_choice_learns(recipe, tmp_path):
     train(tiny(tmp_path, epochs=8, **recipe))
     losses = [line["loss"] for line in log(tmp_path, "epoch")]
     assert losses[-1] < losses[0]
+
+
+def test_products_in_bfloat16_are_near_those_in_float32_and_weights_stay_what_they_are(tmp_path):
+    full, low = (train(tiny(tmp_path / p, epochs=1, precision=p)).network for p in ("float32", "bfloat16"))
+    for ours, theirs in zip(full.parameters(), low.parameters(), strict=True):
+        assert ours.dtype == theirs.dtype == torch.float32
+        assert not torch.equal(ours, theirs)
+        assert float((ours - theirs).norm()) < 0.1 * float(ours.norm())
 
 
 def test_the_certificate_in_the_loss_is_in_pixels(tmp_path):

@@ -61,7 +61,7 @@ def certify(arguments: Certify) -> int:
         certificates = over_ranks(frozen, images, ranks)
         if certificates is None:
             return 0
-        record.write(folder, frozen, certificates, images, truth)
+        record.write(folder, frozen, certificates, images, truth, arguments.split)
         show(certificates, truth, radii, f"{folder}: {count} {arguments.split} images of {run.data}")
         print(f"wrote {folder / record.CLAIMS}; check it with: lipflow check {folder}")
     return 0

@@ -91,7 +91,9 @@ def _entry(run: Evidence, epsilons: Sequence[str]) -> Entry:
         held = run.certificate
         values = [accuracy(held.right), *(accuracy(held.certified(radius(eps))) for eps in epsilons)]
         average = f"{accuracy(np.minimum(held.radius, 1e9) * held.right):.4f}"
-        lines.append(Line("certified", "certified", f"{len(held.right)} images", tuple(map(percent, values)), average))
+        images = f"{len(held.right)} {held.split} images".replace("  ", " ")
+        title = "certified, validation images" if held.split == "validation" else "certified"
+        lines.append(Line("certified", title, images, tuple(map(percent, values)), average))
     if run.outcome is not None:
         by_value = {radius(eps): standing for eps, standing in run.outcome.standing.items()}
         found = [by_value.get(radius(eps)) for eps in epsilons]

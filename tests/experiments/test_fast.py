@@ -1,0 +1,43 @@
+"""The page of certified accuracy per minute, from numbers: what is not run is said, and nothing is made up."""
+
+import pytest
+
+from experiments import fast
+from experiments.scale import GRID
+from lipflow.train.recipe import CPL_FAST
+
+TOLD = {"machine": "two cores", "lipflow": "0", "torch": "0"}
+
+
+def one(clean: float, certified: float) -> dict:
+    return {
+        "clean": clean,
+        "certified": dict.fromkeys(GRID, certified),
+        "epochs": 20,
+        "on_the_way": [[1.0, 0.3, 0.2], [30.0, clean, certified]],
+    }
+
+
+def test_the_table_has_means_and_spreads_and_says_what_was_not_run():
+    rows = {row.title: [] for row in fast.ROWS} | {"cpl-fast, 30m": [one(0.7, 0.5), one(0.72, 0.54)]}
+    page = fast.page(rows, TOLD)
+    assert "| cpl-fast, 30m | 2 | 20 | 71.0 ± 1.4 | 52.0 ± 2.8 | 52.0 ± 2.8 | 52.0 ± 2.8 |" in page
+    assert page.count("not run") == len(fast.ROWS) - 1
+    assert "| *CPL-S, published* | | 200 | *75.6* | *62.3* | *46.9* | *32.2* |" in page
+    columns = {line.count("|") for line in page.splitlines() if line.startswith("|")}
+    assert columns == {8}
+
+
+def test_the_figure_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    fast.draw({"cpl-fast, 30m": [one(0.7, 0.5), one(0.72, 0.54)], "cpl-s, 30m": []}, tmp_path / "fast.png")
+    assert (tmp_path / "fast.png").stat().st_size > 1000
+
+
+def test_runs_are_the_commands_that_the_page_shows(capsys):
+    runs = [run for row in fast.ROWS for run in row.runs(None)]
+    assert [run.folder.name for run in runs][:2] == ["cpl-fast-30m-0", "cpl-fast-30m-1"]
+    assert runs[0].recipe == CPL_FAST
+    assert {run.validation for run in runs} == {None}, "images are held out, so that recipes can be compared"
+    assert fast.main(["--list"]) == 0
+    assert "cayley-kw3-30m-0" in capsys.readouterr().out

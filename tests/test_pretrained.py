@@ -1,0 +1,80 @@
+"""The networks that come with the package, and `lipflow.load`."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+import lipflow
+from lipflow import pretrained
+from lipflow.cli import main
+from lipflow.pretrained.pack import pack
+from lipflow.train import train
+from lipflow.train.record import FINAL
+from tests.train.tiny import tiny
+
+NAME = "cpl-fast-cifar10"
+HOME = Path(pretrained.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory) -> Path:
+    return train(tiny(tmp_path_factory.mktemp("runs") / "tiny", epochs=1)).folder
+
+
+@pytest.mark.parametrize("name", pretrained.NAMES)
+def test_each_is_small_and_loads(name):
+    assert (HOME / name / FINAL).stat().st_size <= 20 * 2**20
+    network = lipflow.load(name)
+    assert not network.training
+    assert network(torch.rand(2, *network.in_shape)).shape == (2, network.classes)
+
+
+def test_there_is_one_for_cifar10():
+    assert NAME in pretrained.NAMES
+
+
+def test_weights_are_the_stored_bfloat16_values():
+    with safe_open(HOME / NAME / FINAL, "pt") as file:
+        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
+    network = lipflow.load(NAME)
+    for name, parameter in network.named_parameters():
+        assert stored[name].dtype == torch.bfloat16
+        assert parameter.dtype == torch.float32
+        assert torch.equal(parameter, stored[name].float())
+
+
+def test_nothing_says_where_it_was_made():
+    values = json.loads((HOME / NAME / "run.json").read_text())
+    assert values["run"]["out"] is None
+    assert values["run"]["data_dir"] is None
+
+
+def test_a_folder_and_a_file_load_as_well(tmp_path, run_folder):
+    name = next(iter(lipflow.load(run_folder).state_dict()))
+    expected = lipflow.load(run_folder).state_dict()[name]
+    assert torch.equal(lipflow.load(run_folder / FINAL).state_dict()[name], expected)
+    assert torch.equal(lipflow.load(str(run_folder)).state_dict()[name], expected)
+    pack(run_folder, tmp_path / "packed")
+    assert torch.equal(lipflow.load(tmp_path / "packed").state_dict()[name], expected.bfloat16().float())
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [("cpl-fast", f"there is {NAME}"), ("nowhere.safetensors", "nowhere.safetensors"), ("", "holds no run")],
+)
+def test_what_is_not_there_is_said(source, message):
+    with pytest.raises(ValueError, match=message):
+        lipflow.load(source)
+
+
+def test_commands_take_its_name(tmp_path, monkeypatch, capsys):
+    """It is copied to runs/ once, and a folder of that name goes first."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", NAME, "--out", "report.html"]) == 0
+    assert "copied the pretrained network" in capsys.readouterr().out
+    assert (tmp_path / "runs" / NAME / FINAL).read_bytes() == (HOME / NAME / FINAL).read_bytes()
+    assert main(["report", NAME, "--out", "report.html"]) == 0
+    assert "copied" not in capsys.readouterr().out
