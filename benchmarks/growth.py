@@ -66,7 +66,8 @@ def draw(found: list[tuple[dict, dict[str, float]]], path: Path) -> None:
         axes.plot(*zip(*rows, strict=True), marker="o", label=label)
     axes.set(xlabel="depth", ylabel="GB of a training step", title="30 channels, 32×32, batch 128", ylim=(0, None))
     axes.legend()
-    figure.savefig(path, dpi=150)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150, metadata={"Software": None})
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lipflow import build, cpl_conv, cpl_dense, proximal
-from lipflow.flows import Weight
+from lipflow.flows import Weight, together
 from lipflow.flows.together import followed, hold, iterate, through
 from lipflow.operators.norm import power_iteration
 
@@ -29,7 +29,9 @@ def layers() -> nn.Sequential:
     ).double()
 
 
-def test_all_at_once_is_one_by_one():
+@pytest.mark.parametrize("at_once", [1, 2, 32])
+def test_all_at_once_is_one_by_one(at_once, monkeypatch):
+    monkeypatch.setattr(together, "AT_ONCE", at_once)
     chain = layers()
     weights = followed(chain)
     assert len(weights) == 9  # not the one that has seen no size, nor the one of a fixed step

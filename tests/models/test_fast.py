@@ -35,15 +35,15 @@ def test_what_does_not_fit_is_said(shape, sizes, message):
 def test_dense_layers_begin_as_reflections_and_know_their_norm():
     network = lipflow.build("cpl-fast", 10, (3, 16, 16), channels=12, features=24)
     for name, parameter in network.named_parameters():
-        if name.startswith("linear") and parameter.ndim == 2:
+        if ".linear." in name and parameter.ndim == 2:
             torch.testing.assert_close(parameter @ parameter.mT, torch.eye(24), rtol=0, atol=1e-5)
-    for layer in network.linear:
+    for layer in network.stages.linear:
         torch.testing.assert_close((layer.field.weight.weight @ layer.field.weight.u).norm(), torch.tensor(1.0))
 
 
 def test_convolutions_begin_near_the_identity_on_some_channels():
     network = lipflow.build("cpl-fast", 10, (3, 16, 16), channels=12)
-    kernel = next(p for name, p in network.named_parameters() if name.startswith("at_half") and p.ndim == 4)
+    kernel = next(p for name, p in network.named_parameters() if ".at_half." in name and p.ndim == 4)
     middle = kernel[:, :, 1, 1]
     torch.testing.assert_close(middle.mT @ middle, torch.eye(12), rtol=0, atol=0.5)
     assert 0 < float(kernel[:, :, 0, 0].detach().abs().max()) < 0.1

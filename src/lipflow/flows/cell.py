@@ -139,11 +139,10 @@ class Series(Cell):
 
     def __call__(self, x: Tensor) -> Tensor:
         op = self.field.on(x)
-        total = term = x
-        for j in range(1, self.train_terms if self.field.training else self.terms):
-            term = (self.h / j) * op(term)
-            total = total + term
-        return total
+        z = x
+        for j in reversed(range(1, self.train_terms if self.field.training else self.terms)):
+            z = torch.add(x, op(z), alpha=self.h / j)  # Horner: x + hA(x + hA/2(x + hA/3(…)))
+        return z
 
     def bound(self, domain: Domain) -> Bound:
         angle = Fraction(self.h) * Fraction(norm_bound(self.field.operator(domain.shape)))

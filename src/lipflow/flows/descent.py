@@ -124,17 +124,23 @@ class _Descend(torch.autograd.Function):
 
 
 def _forward(ctx: Any, x: Tensor, layers: Sequence[Layer], parameters: Sequence[Tensor | None]) -> Tensor:
-    maps = ctx.maps = _runners(layers, ctx.dtype)
+    maps = _runners(layers, ctx.dtype)
+    ctx.maps = None if isinstance(maps[0], Columns) else maps  # rounded weights are kept, and room for columns is not
     wide = maps[0].layout(x.to(ctx.dtype))
     sizes = [torch.as_tensor(layer.size(), dtype=layer.op.weight.dtype, device=x.device) for layer in layers]
-    z, ys = torch.empty_like(wide), []
-    for part in maps[0].chunks(len(wide)):
+    parts = list(maps[0].chunks(len(wide)))
+    # What is kept of many chunks lies in one piece: between small ones the memory of passing tensors would stay open.
+    z, ys = torch.empty_like(wide), [wide.new_empty(len(x), *w.op.out_shape) for w in layers if len(parts) > 1]
+    for part in parts:
         at, out = wide[part], z[part]
-        for w, layer, h in zip(maps, layers, sizes, strict=True):
+        for i, (w, layer, h) in enumerate(zip(maps, layers, sizes, strict=True)):
             y = shift(w.narrow(at), layer.bias)
             w.widen(w.unfold(h * layer.sigma(y)), out, onto=at, sign=-1)
             at = out
-            ys.append(y)
+            if len(parts) > 1:
+                ys[i][part] = y
+            else:
+                ys.append(y)
     ctx.save_for_backward(x, *([z] if len(layers) > 1 else []), *ys, *sizes, *parameters)
     return z
 
@@ -142,18 +148,18 @@ def _forward(ctx: Any, x: Tensor, layers: Sequence[Layer], parameters: Sequence[
 def _backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     layers, count = ctx.layers, len(ctx.layers)
     x, *saved = ctx.saved_tensors
-    maps, z = ctx.maps, saved.pop(0) if count > 1 else x
+    maps, z = ctx.maps or _runners(layers, ctx.dtype), saved.pop(0) if count > 1 else x
     ys, sizes = saved[: -3 * count], saved[-3 * count : -2 * count]
     x, z, g = (maps[0].layout(t.to(ctx.dtype), like=x) for t in (x, z, g))
     wants_x, _, *wants = ctx.needs_input_grad
     dx = torch.empty_like(x) if wants_x else None
     sums = [_Sums(w, layer, *wants[2 * i : 2 * i + 2]) for i, (w, layer) in enumerate(zip(maps, layers, strict=True))]
-    for number, part in enumerate(maps[0].chunks(len(x))):
+    for part in maps[0].chunks(len(x)):
         at, slope = z[part], g[part]
         for i in reversed(range(count)):
             w, h, total = maps[i], sizes[i], sums[i]
             wg = w.narrow(slope)
-            r, slope_wg = _with_slope(layers[i].sigma, ys[number * count + i], wg)
+            r, slope_wg = _with_slope(layers[i].sigma, ys[i][part], wg)
             if i or total.weight is not None:
                 hr = w.unfold(h * r)
                 total.step(r, wg)

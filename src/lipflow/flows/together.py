@@ -20,7 +20,10 @@ from lipflow.flows.step import ExplicitEuler
 from lipflow.flows.weight import HELD, ConvWeight, Weight
 from lipflow.operators import Conv2d
 from lipflow.operators.columns import run
+from lipflow.operators.conv import likes_channels_last
 from lipflow.operators.norm import power_iteration
+
+AT_ONCE = 32  # layers that iterate together: their vectors and columns are in memory at once
 
 
 def through(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
@@ -34,16 +37,11 @@ def through(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
         if layer is None:
             x, turned = module(x.contiguous() if turned else x), False
         else:
-            if x.is_contiguous() and _likes_channels_last(x, layer):
+            if x.is_contiguous() and likes_channels_last(layer.op, x) and not layer.by_columns(x):
                 x, turned = x.contiguous(memory_format=torch.channels_last), True
             chain.append(layer)
     x = descend(x, *chain) if chain else x
     return x.contiguous() if turned else x
-
-
-def _likes_channels_last(x: Tensor, layer: Layer) -> bool:
-    """Where torch runs a convolution on a CPU: the other way its adjoint takes twice the time."""
-    return x.ndim == 4 and x.device.type == "cpu" and not layer.by_columns(x)
 
 
 def in_chains(chain: nn.Sequential) -> list[nn.Module]:
@@ -98,7 +96,8 @@ def iterate(weights: Sequence[Weight]) -> None:
     alike: dict[Hashable, list[Weight]] = defaultdict(list)
     for weight in weights:
         alike[_likeness(weight)].append(weight)
-    for group in alike.values():
+    groups = [group[i : i + AT_ONCE] for group in alike.values() for i in range(0, len(group), AT_ONCE)]
+    for group in groups:
         if isinstance(group[0], ConvWeight) and len(group) > 1:
             _iterate_as_one([weight for weight in group if isinstance(weight, ConvWeight)])
         else:

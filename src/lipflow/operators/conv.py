@@ -157,6 +157,11 @@ class Conv2d(LinearOperator):
         )
 
 
+def likes_channels_last(op: LinearOperator, x: Tensor) -> bool:
+    """Whether torch runs W on x faster where channels are last: by oneDNN, which would turn images at every product."""
+    return isinstance(op, Conv2d) and x.ndim == 4 and x.device.type == "cpu" and x.dtype != torch.float64
+
+
 def axes(
     kernel_size: tuple[int, ...] | torch.Size,
     in_size: tuple[int, int],
