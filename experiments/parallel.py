@@ -9,10 +9,13 @@ import os
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 from experiments.experiment import Experiment
 from experiments.scale import Scale
+from lipflow.train.ending import EndedEarly
 from lipflow.train.run import Run
 
 Work = tuple[Run, tuple[str, ...]]  # a run, and what is to be measured of it
@@ -31,36 +34,56 @@ def work_of(chosen: Iterable[Experiment], scale: Scale) -> list[Work]:
     return [(run, tuple(measures[folder])) for folder, run in runs.items()]
 
 
+class Stopped(EndedEarly):
+    """All runs were asked to stop, and have saved where they were."""
+
+    exit_code = 130
+
+
 def side_by_side(jobs: int, work: Sequence[Work], scale: Scale) -> None:
     """Do all of it, `jobs` at a time. What fails is shown, and left to the experiments that need it."""
     threads = max(1, (os.cpu_count() or 1) // jobs)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(threads,)) as pool:
+    stop = context.Event()
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(threads, stop)) as pool:
         try:
             futures: Mapping = {pool.submit(_do, run, measures, scale): run for run, measures in work}
             for future in as_completed(futures):
                 if error := future.exception():
                     print(f"    failed: {futures[future].folder.name}: {error}", flush=True)
-        except KeyboardInterrupt:
-            pool.shutdown(cancel_futures=True)  # those at work had the signal too, and save where they are
-            raise
+        except KeyboardInterrupt:  # those at work had the signal too, and save where they are
+            stop.set()
+        except BrokenProcessPool as error:
+            raise OSError(f"a process of --jobs {jobs} is gone ({error}); memory may be short") from error
+    if stop.is_set():
+        raise Stopped("interrupted")
 
 
-def _begin(threads: int) -> None:
+def _begin(threads: int, stop: Event) -> None:
     import torch
 
     from lipflow.machine import settle
 
+    global _stop
+    _stop = stop
     settle()
     torch.set_num_threads(threads)
+
+
+_stop: Event | None = None  # of a worker: set once anybody was asked to stop, so that nobody begins another run
 
 
 def _do(run: Run, measures: tuple[str, ...], scale: Scale) -> None:
     from experiments.runner import ensure, measured
 
+    assert _stop is not None
+    if _stop.is_set():
+        return
     try:
         ensure(run)
         measured(run, measures, scale)
+    except (EndedEarly, KeyboardInterrupt):
+        _stop.set()
     except Exception as error:
         traceback.print_exc()
         raise RuntimeError(str(error)) from None  # of a kind that another process can read

@@ -1,6 +1,7 @@
 """The networks that come with the package, and `lipflow.load`."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def test_nothing_says_where_it_was_made():
 
 
 def test_a_folder_and_a_file_load_as_well(tmp_path, run_folder):
-    name = next(iter(lipflow.load(run_folder).state_dict()))
+    name = next(name for name, _ in lipflow.load(run_folder).named_parameters())
     expected = lipflow.load(run_folder).state_dict()[name]
     assert torch.equal(lipflow.load(run_folder / FINAL).state_dict()[name], expected)
     assert torch.equal(lipflow.load(str(run_folder)).state_dict()[name], expected)
@@ -63,7 +64,7 @@ def test_a_folder_and_a_file_load_as_well(tmp_path, run_folder):
 
 @pytest.mark.parametrize(
     ("source", "message"),
-    [("cpl-fast", f"there is {NAME}"), ("nowhere.safetensors", "nowhere.safetensors"), ("", "holds no run")],
+    [("cpl-fast", f"there is {NAME}"), ("nowhere.safetensors", "is no folder of a run"), ("", "holds no run")],
 )
 def test_what_is_not_there_is_said(source, message):
     with pytest.raises(ValueError, match=message):
@@ -71,10 +72,38 @@ def test_what_is_not_there_is_said(source, message):
 
 
 def test_commands_take_its_name(tmp_path, monkeypatch, capsys):
-    """It is copied to runs/ once, and a folder of that name goes first."""
+    """It is copied to runs/ once."""
     monkeypatch.chdir(tmp_path)
     assert main(["report", NAME, "--out", "report.html"]) == 0
     assert "copied the pretrained network" in capsys.readouterr().out
     assert (tmp_path / "runs" / NAME / FINAL).read_bytes() == (HOME / NAME / FINAL).read_bytes()
     assert main(["report", NAME, "--out", "report.html"]) == 0
     assert "copied" not in capsys.readouterr().out
+
+
+def test_nobody_s_run_is_written_over(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    mine = tmp_path / "runs" / NAME / "run.json"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("{}")
+    with pytest.raises(ValueError, match="holds another run"):
+        pretrained.folder_of(Path(NAME))
+    assert mine.read_text() == "{}"
+    assert [p.name for p in mine.parent.iterdir()] == ["run.json"]
+    (tmp_path / NAME).mkdir()
+    assert pretrained.folder_of(Path(NAME)) == Path(NAME), "a folder of that name goes first"
+
+
+def test_whoever_is_second_finds_it_whole(tmp_path, monkeypatch):
+    """Two processes copy at once: the one whose folder cannot be renamed takes the other's."""
+    monkeypatch.chdir(tmp_path)
+    rename = Path.rename
+
+    def late(self, target):
+        shutil.copytree(self, target)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", late)
+    folder = pretrained.folder_of(Path(NAME))
+    assert sorted(p.name for p in folder.iterdir()) == sorted(pretrained.FILES)
+    assert [p.name for p in folder.parent.iterdir()] == [NAME]

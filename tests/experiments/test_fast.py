@@ -6,7 +6,7 @@ from experiments import fast
 from experiments.scale import GRID
 from lipflow.train.recipe import CPL_FAST
 
-TOLD = {"machine": "two cores", "lipflow": "0", "torch": "0"}
+TOLD = {"machine": "two cores", "lipflow": "0", "torch": "0", "diverged": ["soc-10, 30m"]}
 
 
 def one(clean: float, certified: float) -> dict:
@@ -22,16 +22,19 @@ def test_the_table_has_means_and_spreads_and_says_what_was_not_run():
     rows = {row.title: [] for row in fast.ROWS} | {"cpl-fast, 30m": [one(0.7, 0.5), one(0.72, 0.54)]}
     page = fast.page(rows, TOLD)
     assert "| cpl-fast, 30m | 2 | 20 | 71.0 ± 1.4 | 52.0 ± 2.8 | 52.0 ± 2.8 | 52.0 ± 2.8 |" in page
-    assert page.count("not run") == len(fast.ROWS) - 1
+    assert page.count("not run") == len(fast.ROWS) - 2
+    assert "| soc-10, 30m | diverged |" in page
     assert "| *CPL-S, published* | | 200 | *75.6* | *62.3* | *46.9* | *32.2* |" in page
     columns = {line.count("|") for line in page.splitlines() if line.startswith("|")}
     assert columns == {8}
 
 
-def test_the_figure_is_drawn(tmp_path):
+def test_the_figure_has_every_row(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
-    fast.draw({"cpl-fast, 30m": [one(0.7, 0.5), one(0.72, 0.54)], "cpl-s, 30m": []}, tmp_path / "fast.png")
-    assert (tmp_path / "fast.png").stat().st_size > 1000
+    legends = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, *_, **__: legends.append(self.axes[0]))
+    fast.draw({row.title: [one(0.7, 0.5)] * row.seeds for row in fast.ROWS}, tmp_path / "fast.png")
+    assert legends[0].get_legend_handles_labels()[1] == [row.title for row in fast.ROWS]
 
 
 def test_runs_are_the_commands_that_the_page_shows(capsys):

@@ -9,7 +9,7 @@ from torch import Tensor
 from lipflow import Conv2d, Dense, LinearOperator, cpl_conv, norm_bound, norm_estimate
 from lipflow.flows.descent import Follow, Layer, descend
 from lipflow.flows.field import MONOTONE
-from lipflow.models import build
+from lipflow.models import MODELS, build
 from lipflow.operators import columns
 
 
@@ -190,6 +190,18 @@ def test_a_network_under_autocast_keeps_the_vectors_of_its_norms_in_full():
     assert len(vectors[0]) == 8
     for full, low in zip(*vectors, strict=True):
         assert torch.equal(full, low)
+
+
+@pytest.mark.parametrize("model", [name for name in MODELS if name not in ("cpl-m", "cpl-l", "cpl-xl")])
+def test_every_model_takes_a_step_under_autocast(model):
+    small = {"cpl": {"channels": 8, "depth": 2, "depth_linear": 1, "features": 16}}
+    small |= {"cpl-s": small["cpl"], "cayley-kw3": {"channels": 4, "hidden": 16, "features": 16}}
+    small |= {"bcop-large": small["cayley-kw3"]} | {name: {"channels": 2} for name in MODELS if "soc" in name}
+    network = build(model, 10, (3, 32, 32), **small.get(model, {})).train()
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = network(torch.rand(2, 3, 32, 32))
+    scores.float().square().sum().backward()
+    assert all(p.grad is not None and bool(torch.isfinite(p.grad).all()) for p in network.parameters())
 
 
 def test_autocast_to_float16_transforms_and_compilers_get_the_plain_form():

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lipflow import build, cpl_conv, cpl_dense, proximal
 from lipflow.flows import Weight, together
-from lipflow.flows.together import followed, hold, iterate, through
+from lipflow.flows.together import Hold, followed, iterate, through
 from lipflow.operators.norm import power_iteration
 
 
@@ -64,7 +64,7 @@ def test_a_layer_on_its_own_still_iterates():
 def test_nothing_moves_while_it_is_held():
     layer = cpl_conv(3, 2, in_size=(4, 4)).train()
     before = layer.field.weight.u.clone()
-    with hold(layer.modules()):
+    with Hold(layer.modules()):
         layer(torch.randn(1, 3, 4, 4))
     assert torch.equal(layer.field.weight.u, before)
 
@@ -157,3 +157,51 @@ def test_a_network_gives_and_passes_on_the_memory_format_that_it_was_given(inner
     if not last:  # convolutions by columns want images contiguous, and leave them so
         assert seen[0]
         assert z.is_contiguous()
+
+
+def test_networks_go_through_transforms():
+    """torch.func knows nothing of memory formats."""
+    network = build("cpl-fast", 3, (3, 16, 16), channels=12, inner=(4, 16), depth=(2, 2), features=24).eval()
+    x = torch.rand(2, 3, 16, 16)
+    expected = network(x)
+    torch.testing.assert_close(torch.func.vmap(lambda a: network(a[None])[0])(x), expected, rtol=1e-4, atol=1e-5)
+    slopes = torch.func.vmap(torch.func.jacrev(lambda a: network(a[None])[0]))(x)
+    assert slopes.shape == (2, 3, 3, 16, 16)
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("low", [False, True])
+def test_a_penalty_on_gradients_differentiates_twice(checkpoint, low):
+    """Outside of autocast, as torch's guide says, and with recomputed activations, more than once."""
+    torch.manual_seed(0)
+    network = build("cpl-fast", 3, (3, 16, 16), channels=12, inner=(4, 16), depth=(2, 2), features=24).train()
+    network.checkpoint_activations = checkpoint
+    x = torch.rand(4, 3, 16, 16, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16, enabled=low):
+        scores = network(x).float()
+    (slope,) = torch.autograd.grad(scores.sum(), x, create_graph=True)
+    slope.square().sum().backward()
+    gradients = [p.grad for p in network.parameters()]
+    assert any(g is not None and bool(g.ne(0).any()) for g in gradients)
+    assert all(g is None or bool(torch.isfinite(g).all()) for g in gradients)
+
+
+def test_recomputed_activations_may_be_recomputed_again():
+    network = build("cpl-fast", 3, (3, 16, 16), channels=12, inner=(4, 16), depth=(2, 2), features=24).train()
+    network.checkpoint_activations = True
+    loss = network(torch.rand(4, 3, 16, 16)).square().sum()
+    loss.backward(retain_graph=True)
+    once = [p.grad.clone() for p in network.parameters()]
+    loss.backward()
+    for parameter, first in zip(network.parameters(), once, strict=True):
+        torch.testing.assert_close(parameter.grad, 2 * first)
+
+
+def test_joint_iterations_are_not_rounded_by_autocast():
+    pair = [cpl_conv(8, 16, padding_mode="circular", in_size=(8, 8)).field.weight for _ in range(2)]
+    expected = copy.deepcopy(pair)
+    iterate(expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        iterate(pair)
+    for weight, full in zip(pair, expected, strict=True):
+        assert torch.equal(weight.u, full.u)

@@ -14,6 +14,7 @@ from lipflow.flows.resolvent import multiply, symbols
 from lipflow.flows.scale import LearnedNorm
 from lipflow.flows.weight import ConvWeight, DenseWeight
 from lipflow.operators import Conv2d, Dense, LinearOperator
+from lipflow.operators.norm import in_full
 
 
 def cayley_transform(w: Tensor) -> Tensor:
@@ -27,10 +28,10 @@ def cayley_transform(w: Tensor) -> Tensor:
     if rows < columns:
         return cayley_transform(w.mH).mH
     u, v = w[..., :columns, :], w[..., columns:, :]
-    a = u - u.mH + v.mH @ v
     identity = torch.eye(columns, dtype=w.dtype, device=w.device)
-    inverse = torch.linalg.inv(identity + a)
-    return torch.cat([2 * inverse - identity, -2 * v @ inverse], -2)
+    with in_full(w):  # rounded factors would not give an orthogonal matrix
+        inverse = torch.linalg.inv(identity + u - u.mH + v.mH @ v)
+        return torch.cat([2 * inverse - identity, -2 * v @ inverse], -2)
 
 
 class CayleyMatrix(Parameterisation):

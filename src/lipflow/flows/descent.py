@@ -11,8 +11,8 @@ Where h = 2/(s‖Wu‖²) follows W along a fixed unit vector u, dW gains -(2h/�
 A chain keeps its first x, its last z and every narrow y. Going back, x = z + hWᵀr costs one product, as r is known: so
 its memory grows with the narrow sides only, and a few images at a time go through all layers without leaving the cache.
 
-Under autocast to bfloat16 all of that is in bfloat16, and so is z, as of any product; only h, the sums of a product and
-the derivatives of parameters have the parameters' own precision.
+Under autocast to bfloat16 all of that is in bfloat16, and so is z, as of any product; only h, the sums within a product
+and those over chunks have the parameters' own precision.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -116,16 +116,19 @@ class _Descend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        g, count = grads[0], len(ctx.layers)
+        x, *saved = ctx.saved_tensors
+        rounded, saved = saved[len(saved) - ctx.rounded :], saved[: len(saved) - ctx.rounded]
         if torch.is_grad_enabled():  # create_graph=True: this derivative may itself be differentiated
-            x, parameters = ctx.saved_tensors[0], ctx.saved_tensors[-2 * len(ctx.layers) :]
-            return _differentiable(x, ctx.layers, parameters, ctx.needs_input_grad, grads[0])
-        with in_full(grads[0]):
-            return _backward(ctx, grads[0])
+            with torch.autocast(g.device.type, ctx.dtype) if rounded else in_full(g):
+                return _differentiable(x, ctx.layers, saved[-2 * count :], ctx.needs_input_grad, g)
+        with in_full(g):
+            return _backward(ctx, _runners(ctx.layers, ctx.dtype, rounded), x, saved[: -2 * count], g)
 
 
 def _forward(ctx: Any, x: Tensor, layers: Sequence[Layer], parameters: Sequence[Tensor | None]) -> Tensor:
     maps = _runners(layers, ctx.dtype)
-    ctx.maps = None if isinstance(maps[0], Columns) else maps  # rounded weights are kept, and room for columns is not
+    rounded = [w.op.weight for w in maps if isinstance(w, _Matrix) and w.op.weight.dtype != w.full.dtype]
     wide = maps[0].layout(x.to(ctx.dtype))
     sizes = [torch.as_tensor(layer.size(), dtype=layer.op.weight.dtype, device=x.device) for layer in layers]
     parts = list(maps[0].chunks(len(wide)))
@@ -141,15 +144,14 @@ def _forward(ctx: Any, x: Tensor, layers: Sequence[Layer], parameters: Sequence[
                 ys[i][part] = y
             else:
                 ys.append(y)
-    ctx.save_for_backward(x, *([z] if len(layers) > 1 else []), *ys, *sizes, *parameters)
+    ctx.rounded = len(rounded)
+    ctx.save_for_backward(x, *([z] if len(layers) > 1 else []), *ys, *sizes, *parameters, *rounded)
     return z
 
 
-def _backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, maps: "list[Runner]", x: Tensor, saved: list[Tensor], g: Tensor) -> tuple[Tensor | None, ...]:
     layers, count = ctx.layers, len(ctx.layers)
-    x, *saved = ctx.saved_tensors
-    maps, z = ctx.maps or _runners(layers, ctx.dtype), saved.pop(0) if count > 1 else x
-    ys, sizes = saved[: -3 * count], saved[-3 * count : -2 * count]
+    z, ys, sizes = (saved.pop(0) if count > 1 else x), saved[:-count], saved[-count:]
     x, z, g = (maps[0].layout(t.to(ctx.dtype), like=x) for t in (x, z, g))
     wants_x, _, *wants = ctx.needs_input_grad
     dx = torch.empty_like(x) if wants_x else None
@@ -246,16 +248,17 @@ def _differentiable(
 # How W is run: a matrix or a convolution on the whole batch by torch, or a few images at a time by columns
 
 
-def _runners(layers: Sequence[Layer], dtype: torch.dtype) -> "list[Runner]":
-    """`dtype` is what products are computed in."""
+def _runners(layers: Sequence[Layer], dtype: torch.dtype, rounded: Sequence[Tensor] = ()) -> "list[Runner]":
+    """`dtype` is what products are computed in, and `rounded` are the weights in it, if that was done already."""
     runners: list[Runner] = []
-    for op in (layer.op for layer in layers):
+    for i, op in enumerate(layer.op for layer in layers):
+        known = rounded[i] if rounded else None
         if isinstance(op, Dense):
-            runners.append(_Matrix(op, dtype))
+            runners.append(_Matrix(op, dtype, known))
         else:
             assert isinstance(op, Conv2d)
             like = runners[0] if runners and isinstance(runners[0], Columns) else None
-            runners.append(Columns(op, like) if _by_columns(op, dtype) else _Convolution(op, dtype))
+            runners.append(Columns(op, like) if _by_columns(op, dtype) else _Convolution(op, dtype, known))
     return runners
 
 
@@ -268,9 +271,10 @@ def _by_columns(op: Conv2d, dtype: torch.dtype) -> bool:
 class _Matrix:
     """A matrix, whose products are added to what is there."""
 
-    def __init__(self, op: Dense | Conv2d, dtype: torch.dtype) -> None:
+    def __init__(self, op: Dense | Conv2d, dtype: torch.dtype, rounded: Tensor | None = None) -> None:
         self.full, self.dtype = op.weight, dtype
-        self.op = op if dtype == op.weight.dtype else op.with_weight(op.weight.detach().to(dtype))
+        low = rounded if rounded is not None else op.weight.detach().to(dtype)
+        self.op = op if dtype == op.weight.dtype else op.with_weight(low)
 
     def layout(self, x: Tensor, like: Tensor | None = None) -> Tensor:
         """x, or x in memory as another lies."""

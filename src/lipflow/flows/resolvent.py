@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lipflow.operators import Conv2d, Dense, LinearOperator
 from lipflow.operators.fourier import phases, symbol
+from lipflow.operators.norm import in_full
 
 
 def resolvent(op: LinearOperator, alpha: float, beta: float) -> Tensor:
@@ -28,7 +29,8 @@ def apply(matrices: Tensor, x: Tensor) -> Tensor:
 def rational(a: Tensor, alpha: float, beta: float) -> Tensor:
     """(I - αA)⁻¹(I + βA) = (1 + β/α)(I - αA)⁻¹ - (β/α)I of a batch of square matrices: one inverse."""
     identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-    return (1 + beta / alpha) * torch.linalg.inv(identity - alpha * a) - (beta / alpha) * identity
+    with in_full(a):
+        return (1 + beta / alpha) * torch.linalg.inv(identity - alpha * a) - (beta / alpha) * identity
 
 
 def symbols(op: Conv2d) -> Tensor:
@@ -39,7 +41,8 @@ def symbols(op: Conv2d) -> Tensor:
     cosine, sine = phases(kernel_size, dilation, (height, width), frequencies)
     # Reading at i + dj - p multiplies by e^{iω(dj - p)}: the padding turns all taps by the same phase.
     turn = torch.complex(*_turn(op, frequencies)).conj()
-    parts = [torch.complex(*symbol(kernel, cosine, sine)) for kernel in op.kernel.chunk(op.groups)]
+    with in_full(op.kernel):
+        parts = [torch.complex(*symbol(kernel, cosine, sine)) for kernel in op.kernel.chunk(op.groups)]
     stacked = torch.stack(parts)
     return (stacked * turn.to(stacked)).unflatten(1, (height, -1))
 
@@ -56,6 +59,7 @@ def multiply(matrices: Tensor, x: Tensor) -> Tensor:
     groups, out = matrices.shape[0], matrices.shape[-2]
     if not x.numel():
         return x.new_zeros(len(x), groups * out, *x.shape[2:])  # some FFT libraries refuse an empty batch
+    x = x.to(matrices.real.dtype)  # a layer before may have been rounded by autocast, and transforms are not
     spectrum = torch.fft.rfft2(x).unflatten(1, (groups, -1))
     product = torch.einsum("ghwoi,bgihw->bgohw", matrices, spectrum)
     return torch.fft.irfft2(product.flatten(1, 2), s=x.shape[-2:])

@@ -7,8 +7,8 @@ in a step, as recomputed activations do.
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterable, Sequence
+from contextvars import Token
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from lipflow.flows.weight import HELD, ConvWeight, Weight
 from lipflow.operators import Conv2d
 from lipflow.operators.columns import run
 from lipflow.operators.conv import likes_channels_last
-from lipflow.operators.norm import power_iteration
+from lipflow.operators.norm import in_full, power_iteration
 
 AT_ONCE = 32  # layers that iterate together: their vectors and columns are in memory at once
 
@@ -37,7 +37,7 @@ def through(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
         if layer is None:
             x, turned = module(x.contiguous() if turned else x), False
         else:
-            if x.is_contiguous() and likes_channels_last(layer.op, x) and not layer.by_columns(x):
+            if likes_channels_last(layer.op, x) and x.is_contiguous() and not layer.by_columns(x):
                 x, turned = x.contiguous(memory_format=torch.channels_last), True
             chain.append(layer)
     x = descend(x, *chain) if chain else x
@@ -80,14 +80,18 @@ def followed(network: nn.Module) -> list[Weight]:
     ]
 
 
-@contextmanager
-def hold(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Within this, no forward pass moves the vectors of these weights and scales."""
-    token = HELD.set(HELD.get() | {id(module) for module in modules})
-    try:
-        yield
-    finally:
-        HELD.reset(token)
+class Hold:
+    """Within this, no forward pass moves the vectors of these weights and scales. It may be entered again."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self.held = frozenset(map(id, modules))
+        self.tokens: list[Token[frozenset[int]]] = []
+
+    def __enter__(self) -> None:
+        self.tokens.append(HELD.set(HELD.get() | self.held))
+
+    def __exit__(self, *_: object) -> None:
+        HELD.reset(self.tokens.pop())
 
 
 @torch.no_grad()
@@ -99,7 +103,8 @@ def iterate(weights: Sequence[Weight]) -> None:
     groups = [group[i : i + AT_ONCE] for group in alike.values() for i in range(0, len(group), AT_ONCE)]
     for group in groups:
         if isinstance(group[0], ConvWeight) and len(group) > 1:
-            _iterate_as_one([weight for weight in group if isinstance(weight, ConvWeight)])
+            with in_full(group[0].u):
+                _iterate_as_one([weight for weight in group if isinstance(weight, ConvWeight)])
         else:
             # Matrices are read once in any case: to stack them would only copy them.
             for weight in group:

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lipflow.blocks import Head
 from lipflow.bound import Bound, Domain, Lipschitz, Shape, fold, fold_origin, in_order
-from lipflow.flows.together import followed, hold, in_chains, iterate, through
+from lipflow.flows.together import Hold, followed, in_chains, iterate, through
 
 
 class Network(Lipschitz):
@@ -58,14 +58,14 @@ class Network(Lipschitz):
             return through(layers, x)
         weights = followed(self)
         iterate(weights)
-        with hold(weights):
+        with Hold(weights):
             return self._sparing(layers, x) if self.checkpoint_activations else through(layers, x)
 
     def _sparing(self, layers: list[nn.Module], x: Tensor) -> Tensor:
         """Through all layers, keeping what passes between segments of about √n of n layers only."""
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-            return nullcontext(), hold(self.modules())
+            return nullcontext(), Hold(self.modules())
 
         length = math.isqrt(len(layers) - 1) + 1
         for first in range(0, len(layers), length):

@@ -158,8 +158,12 @@ class Conv2d(LinearOperator):
 
 
 def likes_channels_last(op: LinearOperator, x: Tensor) -> bool:
-    """Whether torch runs W on x faster where channels are last: by oneDNN, which would turn images at every product."""
-    return isinstance(op, Conv2d) and x.ndim == 4 and x.device.type == "cpu" and x.dtype != torch.float64
+    """Whether torch runs W on x faster where channels are last: by oneDNN, which would turn images at every product.
+
+    Not within transforms of torch.func, which know nothing of layouts.
+    """
+    images = isinstance(op, Conv2d) and x.ndim == 4 and x.device.type == "cpu" and x.dtype != torch.float64
+    return images and not torch._C._are_functorch_transforms_active()
 
 
 def axes(

@@ -4,6 +4,8 @@ Each is the folder of a finished run with its weights rounded to bfloat16. The r
 certified is what is stored.
 """
 
+import filecmp
+import os
 import shutil
 from pathlib import Path
 
@@ -24,7 +26,7 @@ def load(source: Path | str) -> Network:
     path = Path(source)
     if str(source) in NAMES and not path.exists():
         path = _HERE / str(source)
-    if path.suffix == ".safetensors":
+    if path.suffix == ".safetensors" and path.is_file():
         return load_model(path)
     if not path.exists():
         raise ValueError(f"{str(source)!r} is no folder of a run, no file, and no name: there is {', '.join(NAMES)}")
@@ -32,13 +34,26 @@ def load(source: Path | str) -> Network:
 
 
 def folder_of(run: Path) -> Path:
-    """The folder that a command works in: of a run, or else of a pretrained network, copied to runs/NAME first."""
+    """The folder that a command works in: of a run, or else of a pretrained network, copied to runs/NAME first.
+
+    The copy appears whole or not at all, also where several processes make it; another run in its place is refused.
+    """
     if run.exists() or str(run) not in NAMES:
         return run
     folder = Path("runs") / run
-    if not (folder / FINAL).is_file():
-        folder.mkdir(parents=True, exist_ok=True)
+    if not folder.exists():
+        beside = folder.with_name(f".{run}-{os.getpid()}")
+        beside.mkdir(parents=True)
         for name in FILES:
-            shutil.copyfile(_HERE / run / name, folder / name)
-        print(f"copied the pretrained network {run} to {folder}")
+            shutil.copyfile(_HERE / run / name, beside / name)
+        try:
+            beside.rename(folder)
+            print(f"copied the pretrained network {run} to {folder}")
+        except OSError:  # another process was faster
+            shutil.rmtree(beside)
+    same = all((folder / n).is_file() and filecmp.cmp(folder / n, _HERE / run / n, shallow=False) for n in FILES)
+    if not same:
+        raise ValueError(
+            f"{folder} holds another run than the pretrained {run}; give its path as ./{folder}, or move it"
+        )
     return folder

@@ -123,7 +123,7 @@ CPL_DIGITS = Recipe(
     threads=1,
 )
 
-# Ours, for the most certified accuracy per minute (docs/log.md); 40 epochs take half an hour on two cores.
+# Ours, for the most certified accuracy per minute (docs/log.md); an epoch takes about a minute on two cores.
 CPL_FAST = Recipe(
     lr=1e-2,
     schedule="linear",
