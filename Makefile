@@ -63,9 +63,9 @@ bench: venv  ## Run every benchmark, one after another
 	  echo "==> $$file"; $(BIN)/python "$$file" || exit 1; \
 	done
 
-experiments: venv  ## The paper's experiments at small scale, resumable (about five hours on two cores)
-	@echo "==> python -m experiments --scale small"
-	@$(BIN)/python -m experiments --scale small
+experiments: venv  ## The paper's experiments at small scale, resumable (about three hours on two cores)
+	@echo "==> python -m experiments --scale small --jobs 2"
+	@$(BIN)/python -m experiments --scale small --jobs 2
 
 docs: venv  ## Build the documentation into site/
 	@echo "==> mkdocs build"
