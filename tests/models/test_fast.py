@@ -2,6 +2,7 @@ import pytest
 import torch
 
 import lipflow
+from lipflow.flows import Weight
 
 
 def test_it_is_small_and_certified_as_it_is():
@@ -37,8 +38,10 @@ def test_dense_layers_begin_as_reflections_and_know_their_norm():
     for name, parameter in network.named_parameters():
         if ".linear." in name and parameter.ndim == 2:
             torch.testing.assert_close(parameter @ parameter.mT, torch.eye(24), rtol=0, atol=1e-5)
-    for layer in network.stages.linear:
-        torch.testing.assert_close((layer.field.weight.weight @ layer.field.weight.u).norm(), torch.tensor(1.0))
+    weights = [m for m in network.stages.get_submodule("linear").modules() if isinstance(m, Weight)]
+    assert len(weights) == 4
+    for weight in weights:
+        torch.testing.assert_close((weight.weight @ weight.u).norm(), torch.tensor(1.0))
 
 
 def test_convolutions_begin_near_the_identity_on_some_channels():
