@@ -11,7 +11,8 @@ recipe CPL_FAST in train/recipe.py, and docs/log.md is the log of what was tried
 recipes are compared on the 5000 held-out ones, and what is certified is the network at the end of its schedule.
 
 Rivals have their published recipes, with the schedule fitted to the budget. A run is the command of its name, and one
-that was interrupted goes on. Numbers go to experiments/results/fast.json, the page to docs/fast.md.
+that was interrupted goes on. Numbers go to experiments/results/fast.json, beside those of runs that are not here, and
+the page to docs/fast.md.
 """
 
 import argparse
@@ -100,6 +101,13 @@ def measured(run: Run) -> dict[str, Any]:
     if (run.folder / AUTO).is_file():
         result["autoattack"] = json.loads((run.folder / AUTO).read_text())
     return result
+
+
+def known(runs: Sequence[Run], stored: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """What is known of some runs: measured where they are here, and as it was written down where they are not."""
+    found = {result["run"]: result for result in stored}
+    found |= {run.folder.name: measured(run) for run in runs if state(run) == "done"}
+    return [found[run.folder.name] for run in runs if run.folder.name in found]
 
 
 def attack(run: Run, images: int, few: int) -> None:
@@ -237,7 +245,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.attack:
         measured(runs[options.attack])
         attack(runs[options.attack], *options.images)
-    rows = {row.title: [measured(run) for run in row.runs(data) if state(run) == "done"] for row in ROWS}
+    stored = json.loads(RESULT.read_text())["rows"] if RESULT.is_file() else {}
+    rows = {row.title: known(row.runs(data), stored.get(row.title, ())) for row in ROWS}
     told = provenance("python -m experiments.fast")
     told["diverged"] = [row.title for row in ROWS for run in row.runs(data) if state(run) == "diverged"]
     text = json.dumps({"rows": rows, "provenance": told}, indent=1, ensure_ascii=False) + "\n"

@@ -1,5 +1,7 @@
 """The page of certified accuracy per minute, from numbers: what is not run is said, and nothing is made up."""
 
+from dataclasses import replace
+
 import pytest
 
 from experiments import fast
@@ -35,6 +37,13 @@ def test_the_figure_has_every_row(tmp_path, monkeypatch):
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, *_, **__: legends.append(self.axes[0]))
     fast.draw({row.title: [one(0.7, 0.5)] * row.seeds for row in fast.ROWS}, tmp_path / "fast.png")
     assert legends[0].get_legend_handles_labels()[1] == [row.title for row in fast.ROWS]
+
+
+def test_what_was_written_down_stays_where_its_run_is_not_here(tmp_path):
+    runs = [replace(run, out=tmp_path / run.folder.name) for run in fast.ROWS[0].runs(None)]
+    stored = [{"run": "cpl-fast-30m-2"}, {"run": "cpl-fast-30m-0"}, {"run": "another"}]
+    assert [result["run"] for result in fast.known(runs, stored)] == ["cpl-fast-30m-0", "cpl-fast-30m-2"]
+    assert fast.known(runs, []) == []
 
 
 def test_runs_are_the_commands_that_the_page_shows(capsys):

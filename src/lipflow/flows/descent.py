@@ -132,15 +132,16 @@ def _forward(ctx: Any, x: Tensor, layers: Sequence[Layer], parameters: Sequence[
     wide = maps[0].layout(x.to(ctx.dtype))
     sizes = [torch.as_tensor(layer.size(), dtype=layer.op.weight.dtype, device=x.device) for layer in layers]
     parts = list(maps[0].chunks(len(wide)))
+    many = len(parts) > 1
     # What is kept of many chunks lies in one piece: between small ones the memory of passing tensors would stay open.
-    z, ys = torch.empty_like(wide), [wide.new_empty(len(x), *w.op.out_shape) for w in layers if len(parts) > 1]
+    z, ys = torch.empty_like(wide), [wide.new_empty(len(x), *layer.op.out_shape) for layer in layers if many]
     for part in parts:
         at, out = wide[part], z[part]
         for i, (w, layer, h) in enumerate(zip(maps, layers, sizes, strict=True)):
             y = shift(w.narrow(at), layer.bias)
             w.widen(w.unfold(h * layer.sigma(y)), out, onto=at, sign=-1)
             at = out
-            if len(parts) > 1:
+            if many:
                 ys[i][part] = y
             else:
                 ys.append(y)

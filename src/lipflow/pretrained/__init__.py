@@ -5,9 +5,9 @@ certified is what is stored.
 """
 
 import filecmp
-import os
 import shutil
 from pathlib import Path
+from uuid import uuid4
 
 from lipflow.models import Network
 from lipflow.train.checkpoint import load_model
@@ -42,7 +42,7 @@ def folder_of(run: Path) -> Path:
         return run
     folder = Path("runs") / run
     if not folder.exists():
-        beside = folder.with_name(f".{run}-{os.getpid()}")
+        beside = folder.with_name(f".{run}-{uuid4().hex}")
         beside.mkdir(parents=True)
         for name in FILES:
             shutil.copyfile(_HERE / run / name, beside / name)

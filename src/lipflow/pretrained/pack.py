@@ -30,6 +30,8 @@ def pack(run: Path, folder: Path) -> int:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     source, name = sys.argv[1:]
     size = pack(Path(source), Path(__file__).parent / name)
     print(f"{name}: {size / 2**20:.1f} MiB" + (f", more than {LIMIT >> 20}" if size > LIMIT else ""))
