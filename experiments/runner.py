@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from experiments.draw import require_matplotlib, save
 from experiments.experiment import Experiment, Rows
-from experiments.parallel import side_by_side, work_of
+from experiments.parallel import side_by_side
 from experiments.scale import SCALES, Scale, cost, total
 from lipflow.files import write_atomic
 from lipflow.train.duration import format_duration
@@ -125,7 +125,7 @@ def run_all(chosen: Sequence[Experiment], scale: Scale, options: Options, comman
 
     settle()
     if options.jobs > 1:
-        side_by_side(options.jobs, work_of([e for e in chosen if has_data(e, scale)], scale), scale)
+        side_by_side(options.jobs, finish, work_of([e for e in chosen if has_data(e, scale)], scale))
     failed = []
     for number, experiment in enumerate(chosen, 1):
         print(f"==> {number}/{len(chosen)} {experiment.name}: {experiment.title}", flush=True)
@@ -178,6 +178,24 @@ def run_one(experiment: Experiment, scale: Scale, command: str) -> dict[str, Any
         "claims": experiment.judge(scale.name, Rows(rows)),
         "provenance": {**provenance(command), "seconds_of_this_command": round(time.monotonic() - began, 1)},
     }
+
+
+def work_of(chosen: Sequence[Experiment], scale: Scale) -> dict[str, tuple[Run, tuple[str, ...], Scale]]:
+    """The arguments of `finish` for every run of some experiments, once, with all that any of them measures of it."""
+    runs: dict[str, Run] = {}
+    measures: dict[str, dict[str, None]] = {}
+    for experiment in chosen:
+        for run in (run for row in in_rounds(experiment.runs(scale)) for run in row):
+            name = run.folder.name
+            runs.setdefault(name, run)
+            measures.setdefault(name, {}).update(dict.fromkeys(experiment.measures))
+    return {name: (run, tuple(measures[name]), scale) for name, run in runs.items()}
+
+
+def finish(run: Run, measures: tuple[str, ...], scale: Scale) -> None:
+    """Train and measure a run; its folder keeps what was found."""
+    ensure(run)
+    measured(run, measures, scale)
 
 
 def in_rounds(planned: Any) -> Iterator[list[Run]]:

@@ -1,14 +1,17 @@
 """What runs, what is not run again, what goes on; and one end-to-end smoke of the shared loop."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from experiments.draw import save
-from experiments.parallel import work_of
-from experiments.runner import DIVERGED, ensure, experiments, main, placed, state
+from experiments.runner import DIVERGED, ensure, experiments, main, placed, state, work_of
 from experiments.runner import Options as RunnerOptions
 from experiments.scale import SCALES, SMALL, cost, total
 from lipflow.report.published import BATCH_SIZES_CIFAR10, CIFAR10, RELAXED
@@ -197,6 +200,21 @@ def test_side_by_side_is_the_same_and_nothing_is_done_twice(tmp_path, capfd):
     assert told.count("done already") == 5 + 4
     assert {p.name for p in (tmp_path / "results" / "smoke").glob("*.json")} == {"margin-cifar10.json", "relaxed.json"}
     assert main(words(tmp_path, "--jobs", "0")) == 2
+
+
+def test_ctrl_c_stops_all_of_them_and_begins_no_other(tmp_path):
+    command = [sys.executable, "-m", "experiments", *words(tmp_path, "--only", "margin-cifar10", "--jobs", "2")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    seen = next(line for line in process.stdout if "training" in line)
+    os.killpg(process.pid, signal.SIGINT)
+    told = seen + process.communicate(timeout=100)[0]
+    assert process.returncode == 130, told
+    assert "experiments: interrupted; the same command goes on" in told
+    assert told.count("    training ") <= 2
 
 
 def test_rivals_are_measured_from_below(tmp_path):
