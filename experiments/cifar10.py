@@ -11,6 +11,9 @@ from lipflow.report.published import PAPER
 
 SIZES = (S, "CPL-M", "CPL-L", XL)
 ONLY_S = "only the smallest network is trained at this scale, and cut; the published differences are about a point"
+BY_SIZE = Claim(
+    "S < M < L < XL in clean accuracy.", lambda r: in_order(r, SIZES, "clean"), scales=("paper",), otherwise=ONLY_S
+)
 
 
 def less_at_large_radii(rows: Rows) -> Verdict:
@@ -40,12 +43,7 @@ EXPERIMENTS = (
                 scales=("paper",),
                 otherwise=ONLY_S,
             ),
-            Claim(
-                "S < M < L < XL in clean accuracy.",
-                lambda r: in_order(r, SIZES, "clean"),
-                scales=("paper",),
-                otherwise=ONLY_S,
-            ),
+            BY_SIZE,
             Claim("The gain of size is smaller at large ε.", less_at_large_radii, scales=("paper",), otherwise=ONLY_S),
             Claim(
                 "An epoch of CPL-S takes less time than one of Cayley or SOC-10.",

@@ -2,10 +2,10 @@
 
 from functools import partial
 
-from experiments.cifar10 import ONLY_S, SIZES
+from experiments.cifar10 import BY_SIZE, ONLY_S
 from experiments.draw import dots
 from experiments.experiment import Claim, Experiment
-from experiments.rivals import CAYLEY, CERTIFIED, SECONDS, SOC, XL, S, beats, in_order
+from experiments.rivals import CAYLEY, CERTIFIED, SECONDS, SOC, XL, S, beats
 from experiments.rivals import published as table
 from experiments.rivals import rows as rivals
 from lipflow.report.published import PAPER
@@ -26,12 +26,7 @@ EXPERIMENTS = (
                 scales=("paper",),
                 otherwise=ONLY_S,
             ),
-            Claim(
-                "S < M < L < XL in clean accuracy.",
-                lambda r: in_order(r, SIZES, "clean"),
-                scales=("paper",),
-                otherwise=ONLY_S,
-            ),
+            BY_SIZE,
         ),
         columns=(*CERTIFIED, SECONDS),
         draw=dots,
