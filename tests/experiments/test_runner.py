@@ -17,6 +17,7 @@ from experiments.scale import SCALES, SMALL, cost, total
 from lipflow.report.published import BATCH_SIZES_CIFAR10, CIFAR10, RELAXED
 from lipflow.train.ending import Interrupted, NonFiniteLoss
 from lipflow.train.loop import train
+from lipflow.train.plan import Plan
 from lipflow.train.run import differences
 
 FILES = sorted(p.stem for p in (Path(__file__).parents[2] / "experiments").glob("*.py"))
@@ -111,7 +112,7 @@ def test_what_is_done_is_not_run_again_and_what_was_interrupted_goes_on(tmp_path
         run.folder.mkdir(parents=True)
         from lipflow.train.record import Record
 
-        Record(run, 1, {}).write(run.folder)
+        Record(run, Plan.of(1), {}).write(run.folder)
         raise Interrupted(2, 0, run.folder)
 
     assert state(run) == "to do"
@@ -136,7 +137,7 @@ def test_a_run_that_diverges_is_a_result(tmp_path):
         from lipflow.train.record import Record
 
         run.folder.mkdir(parents=True)
-        Record(run, 1, {}).write(run.folder)
+        Record(run, Plan.of(1), {}).write(run.folder)
         raise NonFiniteLoss("the loss is nan")
 
     ensure(run, diverging)

@@ -5,6 +5,7 @@ import sys
 import time
 import types
 from dataclasses import asdict, replace
+from itertools import islice
 
 import pytest
 import torch
@@ -15,10 +16,12 @@ from lipflow.losses import CertificateRegularisation
 from lipflow.train import Run, load_run, train
 from lipflow.train import exact as exact_module
 from lipflow.train import loop as loop_module
+from lipflow.train.budget import Budget
 from lipflow.train.distributed import Ranks
 from lipflow.train.ending import NonFiniteLoss
 from lipflow.train.learner import Learner, make_network
 from lipflow.train.optimiser import make_optimiser
+from lipflow.train.plan import Plan
 from lipflow.train.recipe import SOC
 from lipflow.train.schedule import rate_at
 from tests.train.tiny import SIZES, digest, log, tiny
@@ -54,7 +57,7 @@ def test_the_log_has_every_step_and_its_rate(tmp_path):
     steps = log(tmp_path, "step")
     assert [line["step"] for line in steps] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert [line["epoch"] for line in steps] == [1, 1, 1, 1, 2, 2, 2, 2]
-    assert [line["lr"] for line in steps] == [rate_at(step, 8, run.recipe) for step in range(8)]
+    assert [line["lr"] for line in steps] == [rate_at(Plan.of(8).progress(step), run.recipe) for step in range(8)]
     epochs = log(tmp_path, "epoch")
     sizes = [20, 20, 20, 10]
     for number, epoch in enumerate(epochs):
@@ -80,7 +83,7 @@ def test_training_is_a_plain_loop(tmp_path):
         )
         optimiser.zero_grad()
         loss.backward()
-        optimiser.param_groups[0]["lr"] = rate_at(step, 6, run.recipe)
+        optimiser.param_groups[0]["lr"] = rate_at(Plan.of(6).progress(step), run.recipe)
         optimiser.step()
     for name, value in network.state_dict().items():
         torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-5)
@@ -250,7 +253,7 @@ def test_a_budget_ends_the_schedule_in_time(tmp_path):
     took = time.monotonic() - began
     steps = json.loads((tmp_path / "run.json").read_text())["steps"]
     rates = [line["lr"] for line in log(tmp_path, "step")]
-    assert 1 < took < 6  # 3, and room for a machine that others slow down
+    assert 2 < took < 6  # 3, less what freezing may take of it, and room for a machine that others slow down
     assert len(rates) == steps > 20
     assert rates[-1] < 0.05 * run.recipe.lr  # the schedule came to its end
     assert max(rates) > 0.9 * run.recipe.lr
@@ -258,9 +261,9 @@ def test_a_budget_ends_the_schedule_in_time(tmp_path):
 
 def test_measuring_leaves_the_learner_as_it_was(tmp_path, monkeypatch):
     """A run of T steps is the same, whether T came from a budget or from the epochs."""
-    monkeypatch.setattr(loop_module, "steps_within", lambda *a: steps_within(*a) * 0 + 6)
-    from lipflow.train.budget import steps_within
-
+    first = Budget.first
+    monkeypatch.setattr(Budget, "first", lambda self, start: first(self, start) * 0 + 6)
+    monkeypatch.setattr(Budget, "again", lambda self, standing, plan: 0)
     train(replace(tiny(tmp_path / "a"), budget="20s"))
     train(tiny(tmp_path / "b"))
     assert digest(tmp_path / "a" / "model.safetensors") == digest(tmp_path / "b" / "model.safetensors")
@@ -391,9 +394,8 @@ def test_visits_start_anywhere():
     run = replace(Run(), recipe=replace(Run().recipe, batch_size=30))
     data = load("digits", validation=1397)
     learner = Learner(make_network(replace(run, sizes=SIZES), data), run, data.train, ALONE)
-    whole = list(learner.visits(0, 11))
+    whole = list(islice(learner.visits(0), 11))
     assert [(step, epoch) for step, epoch, _ in whole] == [(t, t // 4) for t in range(11)]
     for start in range(12):
-        part = list(learner.visits(start, 11))
-        assert len(part) == 11 - start
+        part = list(islice(learner.visits(start), 11 - start))
         assert all(torch.equal(a[2], b[2]) for a, b in zip(part, whole[start:], strict=True))

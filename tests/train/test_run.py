@@ -14,6 +14,7 @@ from lipflow.models import MODELS
 from lipflow.train import RECIPES, Recipe, Run
 from lipflow.train.duration import format_duration, parse_duration
 from lipflow.train.optimiser import OPTIMISERS
+from lipflow.train.plan import Plan
 from lipflow.train.recipe import CHOICES, CPL, radius, recipe_for
 from lipflow.train.run import PLACE, differences
 from lipflow.train.schedule import SCHEDULES, rate_at
@@ -50,10 +51,10 @@ def test_the_rivals_recipes():
     cayley, bcop, soc, plus = (RECIPES[name] for name in ("cayley-kw3", "bcop-large", "soc-20", "soc+-10"))
     assert (cayley.optimiser, cayley.lr, cayley.margin, cayley.batch_size) == ("adam", 0.01, 0.5, 256)
     assert (bcop.lr, bcop.margin, bcop.batch_size, bcop.schedule) == (1e-3, 0.707, 128, "exponential")
-    assert rate_at(199, 200, bcop) == pytest.approx(1e-3 * 0.96235**199)
+    assert rate_at(Plan.of(200).progress(199), bcop) == pytest.approx(1e-3 * 0.96235**199)
     assert (soc.optimiser, soc.lr, soc.momentum, soc.weight_decay) == ("sgd", 0.1, 0.9, 5e-4)
     assert (soc.loss, soc.batch_size, soc.pad_mode) == ("cross-entropy", 128, "zeros")
-    assert [rate_at(step, 4, soc) for step in range(4)] == pytest.approx([0.1, 0.1, 0.01, 0.001])
+    assert [rate_at(Plan.of(4).progress(step), soc) for step in range(4)] == pytest.approx([0.1, 0.1, 0.01, 0.001])
     assert replace(plus, loss="cross-entropy") == soc
     assert (plus.loss, plus.gamma) == ("certificate", 0.1)
 
@@ -134,7 +135,7 @@ def test_linear(progress, factor):
 @pytest.mark.parametrize("steps", [1, 2, 7, 1000])
 def test_no_step_is_taken_at_rate_zero(steps):
     """And the mean rate is the schedule's: half the base times the height of each piece (exact for 5 | steps)."""
-    rates = [rate_at(step, steps, CPL) for step in range(steps)]
+    rates = [rate_at(Plan.of(steps).progress(step), CPL) for step in range(steps)]
     assert min(rates) > 0
     assert max(rates) <= CPL.lr
     if steps == 1000:
@@ -145,10 +146,12 @@ def test_no_step_is_taken_at_rate_zero(steps):
 
 def test_the_other_schedules():
     recipe = replace(CPL, schedule="multistep", lr=0.1, milestones=(0.5, 0.75), decay=0.1)
-    assert [rate_at(step, 4, recipe) for step in range(4)] == pytest.approx([0.1, 0.1, 0.01, 0.001])
+    assert [rate_at(Plan.of(4).progress(step), recipe) for step in range(4)] == pytest.approx([0.1, 0.1, 0.01, 0.001])
     recipe = replace(CPL, schedule="exponential", lr=1.0, decay=0.5, epochs=3)
-    assert [rate_at(step, 6, recipe) for step in range(6)] == pytest.approx([1, 1, 0.5, 0.5, 0.25, 0.25])
-    assert rate_at(3, 6, replace(CPL, schedule="constant")) == CPL.lr
+    assert [rate_at(Plan.of(6).progress(step), recipe) for step in range(6)] == pytest.approx(
+        [1, 1, 0.5, 0.5, 0.25, 0.25]
+    )
+    assert rate_at(Plan.of(6).progress(3), replace(CPL, schedule="constant")) == CPL.lr
 
 
 # Durations

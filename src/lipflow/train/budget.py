@@ -1,45 +1,71 @@
-"""How many steps fit into a time budget."""
+"""A time budget: the number of steps that fit into what is left of it, asked again and again as a run goes on."""
 
 import time
-from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
 
 from lipflow.train.learner import Learner
+from lipflow.train.plan import Plan
+from lipflow.train.scribe import Standing
 
-DISCARD = 3  # the first steps pay for memory and compilation
-MEASURE = 0.03  # the part of the budget that measuring may take,
-FEWEST, MOST = 5, 200  # and the number of steps it takes
-RESERVE = 0.05  # the part of the budget kept for checkpoints, and for a machine that slows down
+AGAIN = 0.02  # decide anew when this part of the budget has passed
+MEASURE, MOST = 0.01, 10  # the part of the budget that the first decision may take, and the number of steps it takes
+ROOM = 0.002  # the part of the budget kept for the last checkpoint
 
 
-def steps_within(seconds: float, spent: float, learner: Learner, validate: Callable[[], object]) -> int:
-    """The number of steps that a schedule may have to end in `seconds`, of which `spent` are gone already.
+class Budget:
+    """How many steps a run of `seconds` should have, by the steps and validations that it has done."""
 
-    The rate is measured on steps at learning rate 0; afterwards the learner is as it was, bit for bit, so that the
-    number of steps is all that a run keeps of its budget. All ranks measure, and the first one's answer holds.
-    """
-    began, per_epoch = time.monotonic(), learner.steps_per_epoch
-    before = {name: tensor.clone() for name, tensor in learner.tensors().items()}
-    _time_steps(learner, DISCARD)
-    once = _time_steps(learner, 1)
-    count = learner.ranks.agree(round(min(max(MEASURE * seconds / once, FEWEST), MOST)))
-    step = _time_steps(learner, count) / count
-    validation_began = time.monotonic()
-    validate()
-    validation = time.monotonic() - validation_began
-    learner.load(before)
-    left = (seconds - spent - (time.monotonic() - began)) * (1 - RESERVE) - validation
-    steps = learner.ranks.agree(int(left / (step + validation / per_epoch)))
-    if steps < 1:
-        raise ValueError(
-            f"--budget {seconds:g}s is too short: starting took {spent + time.monotonic() - began:.1f} s, a step takes "
-            f"{step:.2g} s and validation {validation:.2g} s"
-        )
-    return steps
+    def __init__(self, seconds: float, learner: Learner, validation_images: int) -> None:
+        self.seconds, self.learner, self.per_epoch = seconds, learner, learner.steps_per_epoch
+        self.batches = -(-validation_images // learner.run.recipe.batch_size)
+        self.decided, self.then = time.monotonic(), Standing()
+
+    def first(self, start: float) -> int:
+        """T by a few steps at learning rate 0, for a run that began at `start` by the monotonic clock.
+
+        Afterwards the learner is as it was, bit for bit. The very first step pays for memory and compilation, and is
+        not counted. All ranks measure, and the first one's answer holds.
+        """
+        learner = self.learner
+        before = {name: tensor.clone() for name, tensor in learner.tensors().items()}
+        _time_steps(learner, 1)
+        step = _time_steps(learner, 1)
+        if more := learner.ranks.agree(min(int(MEASURE * self.seconds / step), MOST)):
+            step = _time_steps(learner, more) / more
+        learner.load(before)
+        elapsed = time.monotonic() - start
+        steps = learner.ranks.agree(self._fit(0, step, elapsed, None))
+        if steps < 1:
+            raise ValueError(
+                f"--budget {self.seconds:g}s is too short: starting took {elapsed:.1f} s, and a step takes {step:.2g} s"
+            )
+        return steps
+
+    def again(self, standing: Standing, plan: Plan) -> int:
+        """T anew if that is due, else 0. There is always one step more: the schedule has to reach its end.
+
+        A step takes what it did on average, or of late if that is more. Steps that a resumed run does once more follow
+        the decisions that were taken then.
+        """
+        now = time.monotonic()
+        if standing.step <= plan.decided or now - self.decided < AGAIN * self.seconds:
+            return 0
+        late = (standing.seconds - self.then.seconds) / (standing.step - self.then.step)
+        step = max(standing.seconds / standing.step, late)
+        self.decided, self.then = now, replace(standing)
+        return max(self._fit(standing.step, step, standing.elapsed, standing.checking), standing.step + 1)
+
+    def _fit(self, done: int, step: float, elapsed: float, validation: float | None) -> int:
+        """T, with `done` steps behind us, of `step` seconds each; a validation that was not timed is taken for dear."""
+        check = self.batches * step if validation is None else validation
+        left = (1 - ROOM) * self.seconds - elapsed - check
+        return done + int(left / (step + check / self.per_epoch))
 
 
 def _time_steps(learner: Learner, count: int) -> float:
     began = time.monotonic()
-    for _, epoch, batch in learner.visits(0, count):
+    for _, epoch, batch in islice(learner.visits(0), count):
         learner.gradients(batch, epoch)
         learner.update(0.0)
     return time.monotonic() - began

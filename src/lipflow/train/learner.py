@@ -53,14 +53,12 @@ class Learner:
     def steps_per_epoch(self) -> int:
         return steps_per_epoch(len(self.split), self.run.recipe.batch_size)
 
-    def visits(self, start: int, steps: int) -> Iterator[tuple[int, int, Tensor]]:
-        """(step, epoch, indices of the global batch) from step `start` up to `steps`, all counted from 0."""
+    def visits(self, start: int) -> Iterator[tuple[int, int, Tensor]]:
+        """(step, epoch, indices of the global batch) from step `start` on, all counted from 0, without end."""
         step = start
-        while step < steps:
+        while True:
             epoch, first = divmod(step, self.steps_per_epoch)
             for batch in batches(len(self.split), self.run.recipe.batch_size, self.run.seed, epoch, start=first):
-                if step == steps:
-                    return
                 yield step, epoch, batch
                 step += 1
 

@@ -13,7 +13,7 @@ import torch
 
 from lipflow.data import Dataset, Split, load
 from lipflow.models import Network
-from lipflow.train.budget import steps_within
+from lipflow.train.budget import Budget
 from lipflow.train.checkpoint import Checkpoints, save_model
 from lipflow.train.diagnosis import diagnosis
 from lipflow.train.distributed import Ranks, join
@@ -22,6 +22,7 @@ from lipflow.train.ending import Interrupted, NonFiniteLoss, Signals
 from lipflow.train.estimate import Estimate, estimate
 from lipflow.train.exact import Exact, exact
 from lipflow.train.learner import Learner, make_network
+from lipflow.train.plan import Plan
 from lipflow.train.record import BEST, FINAL, Record, environment, load_run
 from lipflow.train.run import Run, differences
 from lipflow.train.schedule import rate_at
@@ -53,34 +54,39 @@ def train(run: Run, resume: bool = False) -> Result:
             return _ended(folder, stored, ranks)
         data = ranks.in_turn(lambda: load(run.data, run.data_dir, image_size=run.image_size, validation=run.validation))
         learner = Learner(make_network(run, data), run, data.train, ranks)
-        record = stored or Record(run, _steps(run, learner, data, began), environment(ranks))
-        if ranks.first and stored is None:
-            folder.mkdir(parents=True, exist_ok=True)
-            record.write(folder)
-        return _run(record, learner, data)
+        budget = Budget(parse_duration(run.budget), learner, len(data.validation)) if run.budget else None
+        if stored is None:
+            steps = budget.first(began) if budget else run.recipe.epochs * learner.steps_per_epoch
+            stored = Record(run, Plan.of(steps), environment(ranks))
+            if ranks.first:
+                folder.mkdir(parents=True, exist_ok=True)
+                stored.write(folder)
+        return _run(stored, learner, data, budget, began)
 
 
-def _steps(run: Run, learner: Learner, data: Dataset, began: float) -> int:
-    """T, the length of the schedule: so many epochs, or what fits into the budget. A resumed run keeps it."""
-    if run.budget is None:
-        return run.recipe.epochs * learner.steps_per_epoch
-    seconds, spent = parse_duration(run.budget), time.monotonic() - began
-    return steps_within(seconds, spent, learner, lambda: _validate(learner, data))
-
-
-def _run(record: Record, learner: Learner, data: Dataset) -> Result:
+def _run(record: Record, learner: Learner, data: Dataset, budget: Budget | None, start: float) -> Result:
     """From the last checkpoint, or the start, to the end of the schedule."""
-    steps, ranks, checkpoints = record.steps, learner.ranks, Checkpoints(learner.run.folder / "checkpoints")
+    ranks, checkpoints = learner.ranks, Checkpoints(learner.run.folder / "checkpoints")
     standing = _take_up(learner, checkpoints)
-    with _scribe(learner, standing, steps, checkpoints) as scribe:
+    start -= standing.elapsed
+    with _scribe(learner, standing, record, checkpoints) as scribe:
         if scribe:
             scribe.say(_opening(record, learner, data, standing))
         with Signals() as signals:
-            for step, epoch, batch in learner.visits(standing.step, steps):
-                began, rate = time.monotonic(), rate_at(step, steps, learner.run.recipe)
-                loss, asked_to_stop = ranks.sum([learner.gradients(batch, epoch), signals.received])
+            for step, epoch, batch in learner.visits(standing.step):
+                if step == record.steps:
+                    break
+                began = time.monotonic()
+                standing.elapsed = began - start
+                decision = budget.again(standing, record.plan) if budget and ranks.first else 0
+                loss, asked_to_stop, decision = ranks.sum([learner.gradients(batch, epoch), signals.received, decision])
+                if decision:
+                    record = replace(record, plan=record.plan.bend(step, round(decision)))
+                    if scribe:
+                        scribe.plan(record)
+                rate = rate_at(record.plan.progress(step), learner.run.recipe)
                 if not math.isfinite(loss):
-                    raise NonFiniteLoss(_lost(loss, step, steps, rate, learner, checkpoints))
+                    raise NonFiniteLoss(_lost(loss, step, record.steps, rate, learner, checkpoints))
                 learner.update(rate)
                 standing.step = step + 1
                 standing.epoch_loss += loss * len(batch)
@@ -88,14 +94,17 @@ def _run(record: Record, learner: Learner, data: Dataset) -> Result:
                 if scribe:
                     scribe.step(epoch, loss, rate)
                 standing.seconds += time.monotonic() - began
-                if standing.step % learner.steps_per_epoch == 0 or standing.step == steps:
+                if standing.step % learner.steps_per_epoch == 0 or standing.step == record.steps:
+                    began = time.monotonic()
                     standing.validation = _validate(learner, data)
+                    standing.checking = time.monotonic() - began
                     if scribe:
                         scribe.epoch(epoch, standing.epoch_loss / standing.epoch_images, standing.validation)
                     standing.epoch_loss, standing.epoch_images = 0.0, 0
-                if scribe and (asked_to_stop or scribe.due or standing.step == steps):
+                standing.elapsed = time.monotonic() - start
+                if scribe and (asked_to_stop or scribe.due or standing.step == record.steps):
                     scribe.save()
-                if asked_to_stop and standing.step < steps:
+                if asked_to_stop and standing.step < record.steps:
                     ranks.wait()  # torchrun ends all ranks once one has ended, and the first may still be writing
                     raise Interrupted(signals.received or signal.SIGTERM, standing.step, learner.run.folder)
         # The last checkpoint is written: whoever stops the run here may resume it, and comes back to this line.
@@ -149,8 +158,10 @@ def _take_up(learner: Learner, checkpoints: Checkpoints) -> Standing:
     return Standing.from_json(checkpoint.numbers)
 
 
-def _scribe(learner: Learner, standing: Standing, steps: int, checkpoints: Checkpoints) -> Scribe | nullcontext[None]:
-    return Scribe(learner, standing, steps, checkpoints) if learner.ranks.first else nullcontext()
+def _scribe(
+    learner: Learner, standing: Standing, record: Record, checkpoints: Checkpoints
+) -> Scribe | nullcontext[None]:
+    return Scribe(learner, standing, record, checkpoints) if learner.ranks.first else nullcontext()
 
 
 # The folder of a run
@@ -209,7 +220,7 @@ def _opening(record: Record, learner: Learner, data: Dataset, standing: Standing
         f"{steps} steps ({steps / learner.steps_per_epoch:.4g} epochs) on {where}"
     ]
     if run.budget:
-        lines.append(f"{steps} steps end within the budget of {run.budget}")
+        lines.append(f"the number of steps is fitted to the budget of {run.budget} as the run goes on")
     if standing.step:
         lines.append(f"going on after step {standing.step}")
     now = environment(learner.ranks)
@@ -225,6 +236,9 @@ _MATTERS = ("torch", "machine", "device", "threads", "processes")
 def _closing(learner: Learner, standing: Standing, found: Exact | None) -> str:
     folder = learner.run.folder
     lines = [f"{standing.step} steps in {format_duration(standing.seconds)}; {folder / FINAL} is the final network"]
+    if learner.run.budget:
+        took = format_duration(standing.elapsed)
+        lines.append(f"the schedule ended after {took}, with a budget of {learner.run.budget}")
     if standing.validation:
         lines.append(f"on validation images: {standing.validation}")
         lines.append(f"{folder / BEST} is the best by that estimate, of epoch {standing.best_epoch}")

@@ -23,6 +23,10 @@ class Progress(ABC):
         """`step` steps are done."""
 
     @abstractmethod
+    def expect(self, steps: int) -> None:
+        """There will be so many steps, after all."""
+
+    @abstractmethod
     def close(self) -> None:
         """Leave the terminal as it was."""
 
@@ -41,6 +45,9 @@ class Lines(Progress):
 
     def advance(self, step: int, loss: float) -> None:
         self.pace.at(step)
+
+    def expect(self, steps: int) -> None:
+        self.pace.steps = steps
 
     def close(self) -> None: ...
 
@@ -65,6 +72,10 @@ class Bar(Progress):
     def advance(self, step: int, loss: float) -> None:
         self.pace.at(step)
         self.bar.update(self.task, completed=step, description=f"loss {loss:.4f}  {self.pace}")
+
+    def expect(self, steps: int) -> None:
+        self.pace.steps = steps
+        self.bar.update(self.task, total=steps)
 
     def close(self) -> None:
         self.bar.stop()

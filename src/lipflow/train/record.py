@@ -16,6 +16,7 @@ from lipflow.models import Network
 from lipflow.train.checkpoint import load_model
 from lipflow.train.distributed import Ranks
 from lipflow.train.exact import Exact
+from lipflow.train.plan import Plan
 from lipflow.train.run import Run
 
 FINAL, BEST = "model.safetensors", "best.safetensors"
@@ -23,15 +24,22 @@ FINAL, BEST = "model.safetensors", "best.safetensors"
 
 @dataclass(frozen=True)
 class Record:
-    """A run, the number of steps of its schedule, what it first ran on, and the exact result once it has ended."""
+    """A run, the plan of its schedule, what it first ran on, and the exact result once it has ended."""
 
     run: Run
-    steps: int
+    plan: Plan
     environment: Mapping[str, Any]
     exact: Exact | None = None
 
+    @property
+    def steps(self) -> int:
+        """The number of steps, as it was decided last."""
+        return self.plan.steps
+
     def write(self, folder: Path) -> None:
         values: dict[str, Any] = {"run": self.run.to_json(), "steps": self.steps, "environment": dict(self.environment)}
+        if len(self.plan.decisions) > 1:
+            values["plan"] = self.plan.decisions
         if self.exact is not None:
             values["validation_exact"] = asdict(self.exact)
         text = json.dumps(values, indent=2)
@@ -42,15 +50,16 @@ class Record:
         path = folder / "run.json"
         try:
             values = json.loads(path.read_text())
-            run, steps, environment = Run.from_json(values["run"]), values["steps"], values["environment"]
-            if type(steps) is not int or steps < 1 or not isinstance(environment, dict):
-                raise ValueError(f"steps={steps!r}, environment={environment!r}")
+            run, environment = Run.from_json(values["run"]), values["environment"]
+            plan = Plan.of(values.get("plan", values["steps"]))
+            if plan.steps != values["steps"] or not isinstance(environment, dict):
+                raise ValueError(f"steps={values['steps']!r}, plan={plan}, environment={environment!r}")
             exact = Exact(**values["validation_exact"]) if "validation_exact" in values else None
         except (FileNotFoundError, NotADirectoryError):
             raise ValueError(f"{folder} holds no run: there is no {path}") from None
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is not a record of a run: {error}") from None
-        return cls(run, steps, environment, exact)
+        return cls(run, plan, environment, exact)
 
 
 def environment(ranks: Ranks) -> dict[str, Any]:

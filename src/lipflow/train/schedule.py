@@ -1,10 +1,4 @@
-"""Learning-rate schedules: the factor on `lr` as a function of progress, from 0 at the start to 1 at the end.
-
-Note [the schedule reaches its end]
-    Step t of T (t = 0, …, T-1) is taken with the factor at progress (t + ½)/T, the middle of its share of the run.
-    The first and the last step then have a rate above 0 even where the schedule starts and ends at 0, no step is wasted
-    at rate 0, and as the midpoint rule is exact on straight lines, the rates sum to what the schedule's integral says.
-"""
+"""Learning-rate schedules: the factor on `lr` as a function of progress, from 0 at the start to 1 at the end."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -59,6 +53,6 @@ SCHEDULES: dict[str, Schedule] = {
 }
 
 
-def rate_at(step: int, steps: int, recipe: "Recipe") -> float:
-    """The learning rate of step t of T: Note [the schedule reaches its end]."""
-    return recipe.lr * SCHEDULES[recipe.schedule]((step + 0.5) / steps, recipe)
+def rate_at(progress: float, recipe: "Recipe") -> float:
+    """The learning rate at some progress along the recipe's schedule."""
+    return recipe.lr * SCHEDULES[recipe.schedule](progress, recipe)

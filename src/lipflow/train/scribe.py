@@ -15,7 +15,7 @@ from lipflow.train.exact import Exact
 from lipflow.train.learner import Learner
 from lipflow.train.log import Log
 from lipflow.train.progress import make_progress
-from lipflow.train.record import BEST
+from lipflow.train.record import BEST, Record
 
 
 @dataclass
@@ -29,6 +29,8 @@ class Standing:
     best_epoch: int = 0
     validation: Estimate | None = None  # the last one
     seconds: float = 0.0  # spent on steps, over all processes that have worked on this run
+    elapsed: float = 0.0  # spent in all, from the start of each
+    checking: float | None = None  # what the last validation took
     log: int = 0  # bytes of log.jsonl
 
     @classmethod
@@ -40,13 +42,18 @@ class Standing:
 class Scribe:
     """Writes a run down, from where it stands."""
 
-    def __init__(self, learner: Learner, standing: Standing, steps: int, checkpoints: Checkpoints) -> None:
-        self.learner, self.standing, self.checkpoints = learner, standing, checkpoints
+    def __init__(self, learner: Learner, standing: Standing, record: Record, checkpoints: Checkpoints) -> None:
+        self.learner, self.standing, self.record, self.checkpoints = learner, standing, record, checkpoints
         self.folder: Path = learner.run.folder
         self.log = Log(self.folder, standing.log, standing.step)
-        self.progress = make_progress(standing.step, steps)
+        self.progress = make_progress(standing.step, record.steps)
         self.every, self.saved = parse_duration(learner.run.checkpoint_every), time.monotonic()
-        self.epochs = -(-steps // learner.steps_per_epoch)
+
+    def plan(self, record: Record) -> None:
+        """The run has decided on another number of steps, which the next step is taken by."""
+        self.record = record
+        record.write(self.folder)
+        self.progress.expect(record.steps)
 
     def step(self, epoch: int, loss: float, rate: float) -> None:
         """A step is done."""
@@ -55,7 +62,8 @@ class Scribe:
 
     def epoch(self, epoch: int, loss: float, validation: Estimate | None) -> None:
         """An epoch is done. The best network so far is the one that certifies most validation images, by estimate."""
-        line, values = f"epoch {epoch + 1}/{self.epochs}  loss {loss:.4f}", {}
+        epochs = -(-self.record.steps // self.learner.steps_per_epoch)
+        line, values = f"epoch {epoch + 1}/{epochs}  loss {loss:.4f}", {}
         if validation is not None:
             line += f"  {validation}"
             values = {"validation": {"clean": validation.clean, "certified_estimated": validation.certified}}
@@ -67,7 +75,7 @@ class Scribe:
         self.progress.epoch(line)
 
     def exact(self, found: Exact) -> None:
-        """The run has ended, and the validation images are certified."""
+        """The schedule has ended, and the validation images are certified."""
         self.log.write("exact", self.standing.step, images=found.images, clean=found.clean, certified=found.certified)
 
     @property
