@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from lipflow.machine import settle
+from lipflow.machine import processor, settle
 
 FAULTS = """
 import resource, sys
@@ -36,3 +36,9 @@ def test_freed_memory_is_reused():
 def test_elsewhere_nothing_is_done(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     assert settle() is False
+
+
+def test_the_processor_has_a_name(monkeypatch):
+    assert processor()
+    monkeypatch.setattr("lipflow.machine.Path.read_text", lambda self: "vendor : x\nmodel name\t: A: fine one\n")
+    assert processor() == "A: fine one"

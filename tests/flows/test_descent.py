@@ -179,6 +179,17 @@ def test_step_sizes_are_not_rounded_by_autocast():
     assert torch.equal(low, norm_estimate(op, u, 3))
 
 
+def test_a_layer_under_autocast_steps_by_the_step_size_as_it_is():
+    """With W = 1 and x = 0, z = -h·b is rounded once; h = 1.00586 is no bfloat16, and would be 1.0078 as one."""
+    bias = torch.arange(1.0, 65.0)
+    layer = Layer(Dense(torch.eye(64).requires_grad_()), bias, 1.00586, torch.relu)
+    x = torch.zeros(1, 64, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        z = descend(x, layer)
+    assert "_Descend" in str(z.grad_fn)
+    assert torch.equal(z[0], -(bias.double() * 1.00586).bfloat16())
+
+
 def test_a_network_under_autocast_keeps_the_vectors_of_its_norms_in_full():
     vectors = []
     for autocast in (False, True):

@@ -23,6 +23,7 @@ def test_other_sizes_freeze_and_certify():
     [
         ((3, 30, 32), {}, "30×32 images do not fit"),
         ((3, 32, 32), {"pool": 16}, "pooled by 16"),
+        ((1, 28, 28), {}, "28×28 images do not fit"),
         ((3, 32, 32), {"channels": 8}, "cannot hold the 12 channels"),
         ((3, 32, 32), {"depth": (1, 2, 3)}, "pairs"),
         ((3, 32, 32), {"lln": False}, "use the model cpl"),

@@ -8,11 +8,15 @@ from pathlib import Path
 from subprocess import run as run_process
 
 import pytest
+import torch
 
+from lipflow.blocks import LastLayerNormalization
+from lipflow.data import load
 from lipflow.losses import LOSSES
-from lipflow.models import MODELS
+from lipflow.models import MODELS, build
 from lipflow.train import RECIPES, Recipe, Run
 from lipflow.train.duration import format_duration, parse_duration
+from lipflow.train.learner import make_network
 from lipflow.train.optimiser import OPTIMISERS
 from lipflow.train.plan import Plan
 from lipflow.train.recipe import CHOICES, CPL, radius, recipe_for
@@ -55,7 +59,7 @@ def test_the_rivals_recipes():
     assert (soc.optimiser, soc.lr, soc.momentum, soc.weight_decay) == ("sgd", 0.1, 0.9, 5e-4)
     assert (soc.loss, soc.batch_size, soc.pad_mode) == ("cross-entropy", 128, "zeros")
     assert [rate_at(Plan.of(4).progress(step), soc) for step in range(4)] == pytest.approx([0.1, 0.1, 0.01, 0.001])
-    assert replace(plus, loss="cross-entropy") == soc
+    assert replace(plus, loss="cross-entropy", lln=False) == soc
     assert (plus.loss, plus.gamma) == ("certificate", 0.1)
 
 
@@ -185,3 +189,19 @@ def test_durations_are_written(seconds, text):
 def test_radii_are_exact():
     assert radius("36/255") == Fraction(36, 255)
     assert radius("0.1") == Fraction(1, 10)
+
+
+@pytest.mark.parametrize("model", RECIPES)
+def test_the_recipe_says_what_its_network_ends_in(model):
+    """`lln` goes to every builder, so that what run.json says is what was trained."""
+    recipe = RECIPES[model]
+    with torch.device("meta"):
+        own, trained = build(model), build(model, lln=recipe.lln)
+    assert isinstance(trained.head, LastLayerNormalization) == recipe.lln
+    assert recipe.lln or not isinstance(own.head, LastLayerNormalization)
+
+
+def test_a_head_that_a_network_does_not_have_is_refused_and_not_ignored():
+    run = Run.of("cpl-fast", "digits")
+    with pytest.raises(ValueError, match="cpl-fast ends in last-layer normalization"):
+        make_network(replace(run, recipe=replace(run.recipe, lln=False)), load("digits"))

@@ -139,7 +139,7 @@ def _forward(ctx: Any, x: Tensor, layers: Sequence[Layer], parameters: Sequence[
         at, out = wide[part], z[part]
         for i, (w, layer, h) in enumerate(zip(maps, layers, sizes, strict=True)):
             y = shift(w.narrow(at), layer.bias)
-            w.widen(w.unfold(h * layer.sigma(y)), out, onto=at, sign=-1)
+            w.widen(w.unfold(layer.sigma(y) * h), out, onto=at, sign=-1)
             at = out
             if many:
                 ys[i][part] = y
@@ -164,7 +164,7 @@ def _backward(ctx: Any, maps: "list[Runner]", x: Tensor, saved: list[Tensor], g:
             wg = w.narrow(slope)
             r, slope_wg = _with_slope(layers[i].sigma, ys[i][part], wg)
             if i or total.weight is not None:
-                hr = w.unfold(h * r)
+                hr = w.unfold(r * h)
                 total.step(r, wg)
                 total.outer(hr, slope, sign=-1)
                 if i:

@@ -42,7 +42,7 @@ def cpl_fast(
     colours, height, width = in_shape
     if len(depth) != 2 or len(inner) != 2:
         raise ValueError(f"depth and inner are pairs, for the two resolutions, not {depth} and {inner}")
-    if height % 4 or width % 4 or min(height, width) // 4 < pool:
+    if height % (4 * pool) or width % (4 * pool):
         raise ValueError(f"sides are folded twice by 2 and pooled by {pool}: {height}×{width} images do not fit")
     if channels < 4 * colours:
         raise ValueError(f"channels={channels} cannot hold the {4 * colours} channels of the folded input")

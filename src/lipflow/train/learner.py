@@ -24,10 +24,10 @@ def make_network(run: Run, data: Dataset) -> Network:
         "mean-std": {"mean": list(data.mean), "std": list(data.std)},
         "model": {},
     }
-    lln = {"lln": True} if run.recipe.lln else {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)
-        return build(run.model, data.classes, data.shape, **{**inputs[run.recipe.inputs], **lln, **run.sizes})
+        sizes = {**inputs[run.recipe.inputs], "lln": run.recipe.lln, **run.sizes}
+        return build(run.model, data.classes, data.shape, **sizes)
 
 
 def make_loss(recipe: Recipe, network: Network) -> Loss:

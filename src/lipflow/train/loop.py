@@ -195,7 +195,8 @@ def _ended(folder: Path, stored: Record, ranks: Ranks) -> Result:
 def _determinism(run: Run, stored: Record | None, ranks: Ranks) -> Iterator[None]:
     """Compute the same bits each time: as many threads as the run began with, and on a GPU deterministic kernels."""
     threads = torch.get_num_threads()
-    wanted = stored.environment.get("threads") if stored else run.recipe.threads
+    same = stored is not None and stored.environment.get("processes") == ranks.world
+    wanted = stored.environment.get("threads") if stored and same else run.recipe.threads
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.set_num_threads(wanted or threads)
     if ranks.device.type == "cuda":
@@ -230,7 +231,7 @@ def _opening(record: Record, learner: Learner, data: Dataset, standing: Standing
     return "\n".join(lines)
 
 
-_MATTERS = ("torch", "machine", "device", "threads", "processes")
+_MATTERS = ("torch", "machine", "processor", "device", "threads", "processes")
 
 
 def _closing(learner: Learner, standing: Standing, found: Exact | None) -> str:

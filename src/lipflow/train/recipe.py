@@ -108,7 +108,7 @@ SOC = Recipe(
     loss="cross-entropy",
     pad_mode="zeros",
 )
-SOC_PLUS = replace(SOC, loss="certificate", gamma=0.1)
+SOC_PLUS = replace(SOC, loss="certificate", gamma=0.1, lln=True)
 
 # Ours, for a quick look: half a minute on one thread, and at this size more threads cost more than they bring.
 CPL_DIGITS = Recipe(

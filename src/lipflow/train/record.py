@@ -1,6 +1,7 @@
 """run.json: what a run is and where it ran, kept beside its results, and the way back to its network."""
 
 import json
+import os
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ import torch
 
 import lipflow
 from lipflow.files import write_atomic
+from lipflow.machine import processor
 from lipflow.models import Network
 from lipflow.train.checkpoint import load_model
 from lipflow.train.distributed import Ranks
@@ -70,6 +72,8 @@ def environment(ranks: Ranks) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
+        "processor": processor(),
+        "cores": os.cpu_count(),
         "device": torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else ranks.device.type,
         "threads": torch.get_num_threads(),
         "processes": ranks.world,
