@@ -9,7 +9,7 @@ from functools import partial
 
 from experiments.cifar10 import ONLY_S
 from experiments.draw import dots
-from experiments.experiment import Claim, Experiment, Rows, Verdict, above, every, holds
+from experiments.experiment import Claim, Experiment, Rows, Verdict, above, every, shrinks
 from experiments.rivals import ACCURACIES, CERTIFIED, DATA, SECONDS
 from experiments.scale import Scale
 from lipflow.report.published import (
@@ -26,6 +26,7 @@ PUBLISHED: Mapping[str, tuple[str, BatchSizes]] = {
     "cifar100": ("Table 5", BATCH_SIZES_CIFAR100),
 }
 SIZES = sorted({size for _, size in BATCH_SIZES_CIFAR10})
+STEPS = "the published difference is about a point, and in few epochs the number of steps decides, not the batch"
 
 
 def label(model: str, size: int) -> str:
@@ -55,11 +56,7 @@ def cleaner(models: tuple[str, ...]):
 
 
 def less_at_large_radii(rows: Rows) -> Verdict:
-    small, large = label("cpl-s", SIZES[0]), label("cpl-s", SIZES[-1])
-    gains = [rows.accuracy(small, *p).value - rows.accuracy(large, *p).value for p in (ACCURACIES[0], ACCURACIES[-1])]
-    return holds(
-        gains[1] < gains[0], f"64 over 256: {100 * gains[0]:.1f} points clean, {100 * gains[1]:.1f} at 108/255"
-    )
+    return shrinks(rows, label("cpl-s", SIZES[0]), label("cpl-s", SIZES[-1]), ACCURACIES[0], ACCURACIES[-1])
 
 
 def experiment(data: str) -> Experiment:
@@ -70,14 +67,19 @@ def experiment(data: str) -> Experiment:
         title=f"Batch sizes on {DATA[data]}",
         source=f"{PAPER}, {source}",
         claims=(
-            Claim("CPL-S: a batch of 64 has a higher clean accuracy than one of 256.", cleaner(("cpl-s",))),
+            Claim(
+                "CPL-S: a batch of 64 has a higher clean accuracy than one of 256.",
+                cleaner(("cpl-s",)),
+                scales=("paper",),
+                otherwise=STEPS,
+            ),
             Claim(
                 "The same of CPL-M, L and XL.",
                 cleaner(("cpl-m", "cpl-l", "cpl-xl")),
                 scales=("paper",),
                 otherwise=ONLY_S,
             ),
-            Claim("The gain is smaller at large ε.", less_at_large_radii),
+            Claim("The gain is smaller at large ε.", less_at_large_radii, scales=("paper",), otherwise=STEPS),
         ),
         columns=(*CERTIFIED, SECONDS),
         draw=dots,

@@ -3,7 +3,7 @@
 from functools import partial
 
 from experiments.draw import dots
-from experiments.experiment import Claim, Experiment, Rows, Verdict, above, every, holds
+from experiments.experiment import Claim, Experiment, Rows, Verdict, above, every, holds, shrinks
 from experiments.rivals import ACCURACIES, CAYLEY, CERTIFIED, SECONDS, SOC, SOC_20, XL, S, beats, in_order
 from experiments.rivals import published as table
 from experiments.rivals import rows as rivals
@@ -18,10 +18,7 @@ BY_SIZE = Claim(
 
 def less_at_large_radii(rows: Rows) -> Verdict:
     """XL over S: at 108/255 less than clean."""
-    gains = [rows.accuracy(XL, *path).value - rows.accuracy(S, *path).value for path in ACCURACIES]
-    return holds(
-        gains[-1] < gains[0], f"XL over S: {100 * gains[0]:.1f} points clean, {100 * gains[-1]:.1f} at 108/255"
-    )
+    return shrinks(rows, XL, S, ACCURACIES[0], ACCURACIES[-1])
 
 
 def fast(rows: Rows) -> Verdict:

@@ -1,8 +1,8 @@
 """What an experiment is: rows of runs, what is measured of each, and claims with the rules that judge them.
 
 A claim is **seen**, **not seen**, or **cannot be judged** at a scale. A rule compares accuracies with their standard
-errors: √(p(1 - p)/n + s²/k) for n images and k seeds with standard deviation s (of one seed nothing is known, and s
-counts as 0). A difference within two standard errors cannot be judged.
+errors: √(p(1 - p)/n + s²/k) for n images and k seeds with standard deviation s. Of one seed s is not known: then the
+error is of images alone, and the evidence says so. A difference within two standard errors cannot be judged.
 """
 
 import math
@@ -82,8 +82,27 @@ def above(rows: Rows, first: tuple[str, ...], second: tuple[str, ...], by: float
     a, b = rows.accuracy(*first), rows.accuracy(*second)
     left, noise = a.value - b.value - by, NOISE * math.hypot(a.error, b.error)
     where = " ".join(first[1:])
-    text = f"{where}: {first[0]} {a}, {second[0]} {b} (noise ±{100 * noise:.1f})"
+    text = f"{where}: {first[0]} {a}, {second[0]} {b} ({_noise(noise, a, b)})"
     return Verdict(SEEN if left > noise else NOT_SEEN if left < -noise else NOT_JUDGED, text)
+
+
+def shrinks(rows: Rows, better: str, worse: str, first: tuple[str, ...], last: tuple[str, ...]) -> Verdict:
+    """Whether one row gains on another at a first path, and gains less at a last one."""
+    a, b, c, d = (rows.accuracy(label, *path) for path in (first, last) for label in (better, worse))
+    gain, later = a.value - b.value, c.value - d.value
+    noise = NOISE * math.hypot(a.error, b.error, c.error, d.error)
+    text = (
+        f"{better} over {worse}: {100 * gain:.1f} points {' '.join(first)}, {100 * later:.1f} {' '.join(last)} "
+        f"({_noise(noise, a, b, c, d)})"
+    )
+    if gain <= NOISE * math.hypot(a.error, b.error):
+        return Verdict(NOT_JUDGED, f"{text}: no gain to speak of")
+    return Verdict(SEEN if gain - later > noise else NOT_SEEN if later - gain > noise else NOT_JUDGED, text)
+
+
+def _noise(noise: float, *quantities: Quantity) -> str:
+    alone = ", of images alone" if min(q.seeds for q in quantities) == 1 else ""
+    return f"noise ±{100 * noise:.1f}{alone}"
 
 
 def every(*verdicts: Verdict) -> Verdict:
@@ -120,11 +139,12 @@ class Claim:
 
 
 class Column(NamedTuple):
-    """A column of the table of an experiment: where its numbers are, and whether they are fractions."""
+    """A column of a table: where its numbers are, whether they are fractions, and at which scales it is shown."""
 
     title: str
     path: tuple[str, ...]
     percent: bool = True
+    scales: tuple[str, ...] = ("smoke", "small", "paper")
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,16 @@ class Stopped(EndedEarly):
     exit_code = 130
 
 
-def side_by_side(jobs: int, function: Callable[..., object], work: Mapping[str, tuple[Any, ...]]) -> None:
-    """function(*arguments) for all of `work`, by name, `jobs` at a time. What fails is shown, and the rest goes on."""
+def side_by_side(
+    jobs: int,
+    function: Callable[..., object],
+    work: Mapping[str, tuple[Any, ...]],
+    after: Callable[[str], object] = lambda name: None,
+) -> None:
+    """function(*arguments) for all of `work`, by name, `jobs` at a time, and `after(name)` here when it has ended.
+
+    What fails is shown, and the rest goes on.
+    """
     threads = max(1, (os.cpu_count() or 1) // jobs)
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
@@ -33,6 +41,8 @@ def side_by_side(jobs: int, function: Callable[..., object], work: Mapping[str, 
             for future in as_completed(futures):
                 if error := future.exception():
                     print(f"    failed: {futures[future]}: {error}", flush=True)
+                elif not stop.is_set():
+                    after(futures[future])
         except KeyboardInterrupt:  # those at work had the signal too, and save where they are
             stop.set()
         except BrokenProcessPool as error:

@@ -13,7 +13,9 @@ from typing import Any
 
 from experiments.draw import average, look_up
 from experiments.experiment import Experiment
+from experiments.provenance import origin, short
 from experiments.runner import experiments
+from experiments.scale import SCALES
 from lipflow.files import write_atomic
 from lipflow.report.table import DASH
 from lipflow.train.duration import format_duration
@@ -31,6 +33,7 @@ accuracies are not to be held against the published ones, which stand beside the
 effects.
 """
 
+NO_RUN = "It needs no training: networks are built, and counted."
 NOTHING = {
     "small": "not run yet",
     "paper": "not run: it takes 200 epochs and three seeds of every network, on a GPU",
@@ -53,10 +56,16 @@ def page(folder: Path, chosen: Sequence[Experiment] | None = None) -> str:
         for scale in SHOWN:
             result = results.get((experiment.name, scale))
             if result is not None:
-                parts.append(_section(result))
-        if lacking := [scale for scale in SHOWN if (experiment.name, scale) not in results]:
+                parts.append(_section(result, NO_RUN if trivial(experiment) else f"At the {scale} scale"))
+        lacking = [scale for scale in SHOWN if (experiment.name, scale) not in results]
+        if lacking and not (trivial(experiment) and len(lacking) < len(SHOWN)):
             parts.append("\n".join(f"- *{scale} scale*: {_absence(experiment, scale)}." for scale in lacking) + "\n")
     return "\n".join(parts)
+
+
+def trivial(experiment: Experiment) -> bool:
+    """Whether an experiment has no runs: then it is the same at every scale."""
+    return not experiment.runs(SCALES["paper"])
 
 
 def _absence(experiment: Experiment, scale: str) -> str:
@@ -70,7 +79,10 @@ def _summary(chosen: Sequence[Experiment], results: Mapping[tuple[str, str], Map
     lines = []
     for experiment in chosen:
         for number, claim in enumerate(experiment.claims):
-            cells = [_verdict(results.get((experiment.name, scale)), claim.text) for scale in SHOWN]
+            found = {scale: results.get((experiment.name, scale)) for scale in SHOWN}
+            if trivial(experiment):
+                found = dict.fromkeys(SHOWN, found["paper"] or found["small"])
+            cells = [_verdict(found[scale], claim.text) for scale in SHOWN]
             name = f"`{experiment.name}`" if number == 0 else ""
             whose = " (ours)" if claim.ours else ""
             lines.append(f"| {name} | {_cell(claim.text)}{whose} | {' | '.join(cells)} |")
@@ -83,10 +95,10 @@ def _verdict(result: Mapping[str, Any] | None, text: str) -> str:
     return next((f"**{c['verdict']}**" for c in result["claims"] if c["text"] == text), "not judged yet")
 
 
-def _section(result: Mapping[str, Any]) -> str:
-    origin = result["provenance"]
+def _section(result: Mapping[str, Any], heading: str) -> str:
+    told = result["provenance"]
     columns = result["columns"]
-    lines = [f"### At the {result['scale']} scale", "", f"![{result['title']}]({_figure(result)})", ""]
+    lines = [heading if heading == NO_RUN else f"### {heading}", "", f"![{result['title']}]({_figure(result)})", ""]
     lines.append("| | " + " | ".join(_cell(c["title"]) for c in columns) + " | seeds |")
     lines.append("|---|" + "---:|" * (len(columns) + 1))
     for label, rows in result["rows"].items():
@@ -105,13 +117,10 @@ def _section(result: Mapping[str, Any]) -> str:
         *(f"{n} test images" for n in images),
         *(f"the first {n} of them attacked" for n in attacked),
         *([f"{format_duration(spent)} of training"] if spent else []),
-        origin["machine"],
-        f"torch {origin['torch']}",
-        f"commit {str(origin['commit'])[:12]}{'-dirty' if str(origin['commit']).endswith('-dirty') else ''}",
-        origin["day"],
-        f"`{origin['command']}`",
+        *([made] if (made := origin(runs)) else []),
     ]
-    return "\n".join(lines) + f"\n{', '.join(known)}.\n"
+    written = f"written at commit {short(told['commit'])} on {told['day']}, {told['machine']}, `{told['command']}`"
+    return "\n".join(lines) + f"\n{'; '.join([', '.join(known), written] if known else [written])}.\n"
 
 
 def _figure(result: Mapping[str, Any]) -> str:
@@ -133,7 +142,10 @@ def _number(rows: Sequence[Mapping[str, Any]], column: Mapping[str, Any]) -> str
 
 
 def _published(value: float | None, percent: bool) -> str:
-    return DASH if value is None else f"{value:.1f}" if percent else _plain(value)
+    """As printed in the paper: percents with one digit, or with two where it has them."""
+    if value is None:
+        return DASH
+    return (f"{value:.1f}" if value == round(value, 1) else f"{value:.2f}") if percent else _plain(value)
 
 
 def _plain(value: float) -> str:

@@ -13,7 +13,7 @@ S, CAYLEY, SOC = (TABLES["cifar10"][model].title for model in ("cpl-s", "cayley-
 XL, SOC_20 = (TABLES["cifar10"][model].title for model in ("cpl-xl", "soc-20"))
 CERTIFIED = (Column("clean", ("clean",)), *(Column(eps, ("certified", eps)) for eps in EPSILONS))
 ACCURACIES: tuple[tuple[str, ...], ...] = tuple(column.path for column in CERTIFIED)
-SECONDS = Column("s/epoch", ("seconds_per_epoch",), percent=False)
+SECONDS = Column("s/epoch", ("seconds_per_epoch",), percent=False, scales=("paper",))  # elsewhere runs share a machine
 
 
 def rows(scale: Scale, data: str) -> Mapping[str, list[Run]]:

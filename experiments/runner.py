@@ -11,7 +11,6 @@ interrupted goes on where it was, and experiments share them. A result is experi
 
 import importlib
 import json
-import os
 import shlex
 import sys
 import time
@@ -24,6 +23,7 @@ from typing import Any, Literal
 from experiments.draw import require_matplotlib, save
 from experiments.experiment import Experiment, Rows
 from experiments.parallel import side_by_side
+from experiments.provenance import provenance
 from experiments.scale import SCALES, Scale, cost, total
 from lipflow.files import write_atomic
 from lipflow.train.duration import format_duration
@@ -124,14 +124,16 @@ def run_all(chosen: Sequence[Experiment], scale: Scale, options: Options, comman
     from lipflow.train.ending import EndedEarly
 
     settle()
-    if options.jobs > 1:
-        side_by_side(options.jobs, finish, work_of([e for e in chosen if has_data(e, scale)], scale))
+    numbers = {experiment.name: number for number, experiment in enumerate(chosen, 1)}
+    left = {experiment.name: experiment for experiment in chosen}
     failed = []
-    for number, experiment in enumerate(chosen, 1):
-        print(f"==> {number}/{len(chosen)} {experiment.name}: {experiment.title}", flush=True)
+
+    def publish(experiment: Experiment) -> None:
+        del left[experiment.name]
+        print(f"==> {numbers[experiment.name]}/{len(chosen)} {experiment.name}: {experiment.title}", flush=True)
         if not has_data(experiment, scale):
             print(f"    passed over: there is no {experiment.data} here (--data-dir)", flush=True)
-            continue
+            return
         try:
             write(experiment, run_one(experiment, scale, command), options)
         except EndedEarly:
@@ -139,6 +141,20 @@ def run_all(chosen: Sequence[Experiment], scale: Scale, options: Options, comman
         except Exception:
             traceback.print_exc()
             failed.append(experiment.name)
+
+    if options.jobs > 1:
+        here = [experiment for experiment in chosen if has_data(experiment, scale)]
+        waits = {e.name: {run.folder.name for row in e.runs(scale).values() for run in row} for e in here}
+
+        def after(name: str) -> None:
+            for experiment in here:
+                waits[experiment.name].discard(name)
+                if not waits[experiment.name] and experiment.name in left:
+                    publish(experiment)
+
+        side_by_side(options.jobs, finish, work_of(here, scale), after)
+    for experiment in list(left.values()):
+        publish(experiment)
     return failed
 
 
@@ -172,7 +188,7 @@ def run_one(experiment: Experiment, scale: Scale, command: str) -> dict[str, Any
         "source": experiment.source,
         "scale": scale.name,
         "data": sorted({run.data for row in planned.values() for run in row}),
-        "columns": [column._asdict() for column in experiment.columns],
+        "columns": [column._asdict() for column in experiment.columns if scale.name in column.scales],
         "published": experiment.published,
         "rows": rows,
         "claims": experiment.judge(scale.name, Rows(rows)),
@@ -244,21 +260,6 @@ def measured(run: Run, measures: tuple[str, ...], scale: Scale) -> dict[str, Any
     if state(run) == "diverged":
         return {"run": run.folder.name, "seed": run.seed, "diverged": True}
     return {**measure(run.folder, measures, scale), "diverged": False}
-
-
-def provenance(command: str) -> dict[str, Any]:
-    """Where a result comes from: commit, versions, machine, command and day."""
-    from lipflow.train.distributed import join
-    from lipflow.train.record import environment
-
-    with join("auto") as ranks:
-        known = environment(ranks)
-    versions = {name: known[name] for name in ("lipflow", "torch", "python")}
-    cores = os.cpu_count() or 1
-    machine = {1: "one core", 2: "two cores"}.get(cores, f"{cores} cores")
-    device = "" if known["device"] == "cpu" else f", {known['device']}"
-    day = time.strftime("%Y-%m-%d", time.gmtime())
-    return {"commit": known["commit"], **versions, "machine": machine + device, "command": command, "day": day}
 
 
 def has_data(experiment: Experiment, scale: Scale) -> bool:

@@ -76,10 +76,11 @@ class Scale:
     def deep(self) -> dict[str, list[Run]]:
         """The runs of very deep networks, by label. Their figure is accuracy over epochs, so they hold images out."""
         runs = {
-            f"{depth} layers": self.run(DEEP, "cifar10", depth=depth, epochs=epochs, **self.deep_recipe)
+            f"{depth} layers": self.runs(DEEP, "cifar10", self.one, depth=depth, epochs=epochs, **self.deep_recipe)
             for depth, epochs in self.depths.items()
         }
-        return {label: [replace(run, validation=self.validation or None)] for label, run in runs.items()}
+        held_out = self.validation or None
+        return {label: [replace(run, validation=held_out) for run in row] for label, row in runs.items()}
 
 
 PAPER = Scale(

@@ -3,7 +3,7 @@
 import pytest
 
 from experiments import depth, effective, gradient, pgd, relaxed
-from experiments.experiment import NOT_JUDGED, NOT_SEEN, SEEN, Claim, Rows, Verdict, above, every, holds
+from experiments.experiment import NOT_JUDGED, NOT_SEEN, SEEN, Claim, Rows, Verdict, above, every, holds, shrinks
 from experiments.runner import experiments
 from experiments.scale import GRID
 
@@ -37,7 +37,9 @@ def rule(name, start):
 )
 def test_a_difference_is_judged_by_its_noise(a, b, images, outcome):
     rows = Rows({"a": [row(a, images=images)], "b": [row(b, images=images)]})
-    assert above(rows, ("a", "clean"), ("b", "clean")).outcome == outcome
+    verdict = above(rows, ("a", "clean"), ("b", "clean"))
+    assert verdict.outcome == outcome
+    assert verdict.evidence.endswith(", of images alone)")
 
 
 def test_the_spread_of_seeds_is_noise():
@@ -58,6 +60,19 @@ def test_every_takes_the_worst():
     assert every(yes, yes).outcome == SEEN
     assert every(yes, open_).outcome == NOT_JUDGED
     assert every(yes, open_, no) == Verdict(NOT_SEEN, "y; o; n")
+
+
+def test_a_gain_shrinks_only_if_there_is_one_and_the_noise_allows_it():
+    def verdict(clean, certified, images=10000):
+        rows = {"a": [row(clean, certified, images=images)], "b": [row(0.5, 0.4, images=images)]}
+        return shrinks(Rows(rows), "a", "b", ("clean",), ("certified", "36/255"))
+
+    assert verdict(0.6, 0.41).outcome == SEEN
+    assert verdict(0.55, 0.6).outcome == NOT_SEEN
+    assert verdict(0.6, 0.49).outcome == NOT_JUDGED
+    assert verdict(0.6, 0.41, images=50).outcome == NOT_JUDGED
+    assert verdict(0.5, 0.3).outcome == NOT_JUDGED
+    assert "no gain to speak of" in verdict(0.4, 0.3).evidence
 
 
 def test_what_was_not_measured_is_not_judged():
@@ -84,10 +99,12 @@ def test_the_order_of_sizes_is_not_judged_at_the_small_scale():
 
 
 def test_margin():
-    traded = Rows({"m = 0.1": [row(0.7, 0.1, 0.2)], "m = 3": [row(0.5, 0.3, 0.4)]})
-    reverse = Rows({"m = 0.1": [row(0.5, 0.3, 0.4)], "m = 3": [row(0.7, 0.1, 0.2)]})
+    between = {"m = 0.7": [row(0.6)]}
+    traded = Rows({"m = 0.1": [row(0.7, 0.1, 0.2)], "m = 3": [row(0.5, 0.3, 0.4)], **between})
+    reverse = Rows({"m = 0.1": [row(0.5, 0.3, 0.4)], "m = 3": [row(0.7, 0.1, 0.2)], **between})
     for start in ("A small margin", "At ε = 0.8 a large margin certifies", "At ε = 0.8 a large margin is above"):
         assert rule("margin-cifar10", start)(traded).outcome == SEEN
+        assert "in between, m = 0.7 " in rule("margin-cifar10", start)(traded).evidence
         assert rule("margin-cifar10", start)(reverse).outcome == NOT_SEEN
 
 

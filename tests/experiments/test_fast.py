@@ -8,27 +8,31 @@ from experiments import fast
 from experiments.scale import GRID
 from lipflow.train.recipe import CPL_FAST
 
-TOLD = {"machine": "two cores", "lipflow": "0", "torch": "0", "diverged": ["soc-10, 30m"]}
-
 
 def one(clean: float, certified: float) -> dict:
     return {
+        "seconds": 1500.0,
+        "recorded": {"commit": "a" * 40, "lipflow": "0", "torch": "0", "threads": 2, "processor": "P"},
         "clean": clean,
         "certified": dict.fromkeys(GRID, certified),
-        "epochs": 20,
+        "epochs": 3.14,
         "on_the_way": [[1.0, 0.3, 0.2], [30.0, clean, certified]],
     }
 
 
 def test_the_table_has_means_and_spreads_and_says_what_was_not_run():
+    lost = {"run": "x", "diverged": True}
     rows = {row.title: [] for row in fast.ROWS} | {"cpl-fast, 30m": [one(0.7, 0.5), one(0.72, 0.54)]}
-    page = fast.page(rows, TOLD)
-    assert "| cpl-fast, 30m | 2 | 20 | 71.0 ± 1.4 | 52.0 ± 2.8 | 52.0 ± 2.8 | 52.0 ± 2.8 |" in page
+    page = fast.page(rows | {"soc-10, 30m": [lost]})
+    assert "| cpl-fast, 30m | 2 of 3 | 25.0 | 3.14 | 71.0 ± 1.4 | 52.0 ± 2.8 | 52.0 ± 2.8 | 52.0 ± 2.8 |" in page
     assert page.count("not run") == len(fast.ROWS) - 2
     assert "| soc-10, 30m | diverged |" in page
-    assert "| *CPL-S, published* | | 200 | *75.6* | *62.3* | *46.9* | *32.2* |" in page
+    assert "| *CPL-S, published* | | | 200 | *75.6* | *62.3* | *46.9* | *32.2* |" in page
+    assert "Trained at commit aaaaaaaaaaaa, lipflow 0, torch 0, with 2 threads a run on P." in page
     columns = {line.count("|") for line in page.splitlines() if line.startswith("|")}
-    assert columns == {8}
+    assert columns == {9}
+    assert "| 2 of 3, 1 diverged |" in fast.page(rows | {"cpl-fast, 30m": [one(0.7, 0.5), one(0.7, 0.5), lost]})
+    assert "| cpl-fast, 30m | 3 |" in fast.page(rows | {"cpl-fast, 30m": [one(0.7, 0.5)] * 3})
 
 
 def test_the_figure_has_every_row(tmp_path, monkeypatch):

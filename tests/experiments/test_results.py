@@ -13,7 +13,11 @@ def result(scale, verdict="seen"):
     (experiment,) = experiments(["relaxed"])
     judged = {"whose": "the paper's", "verdict": verdict, "evidence": "why"}
     claims = [{"text": c.text, **judged} for c in experiment.claims]
-    seeds = [{"clean": 0.5, "images": 100, "seconds": 60.0}, {"clean": 0.6, "images": 100, "seconds": 60.0}]
+    made = {"commit": "b" * 40, "lipflow": "0", "torch": "2"}
+    seeds = [
+        {"clean": 0.5, "images": 100, "seconds": 60.0, "recorded": {**made, "threads": 2, "processor": "P"}},
+        {"clean": 0.6, "images": 100, "seconds": 60.0, "recorded": {**made, "threads": 1, "processor": "Q"}},
+    ]
     return {
         "experiment": "relaxed",
         "title": experiment.title,
@@ -54,10 +58,20 @@ def test_numbers_stand_beside_the_published_ones(tmp_path):
     put(tmp_path, "small")
     text = page(tmp_path)
     assert "| h = 1 | 55.0 ± 7.1 | – | – | 2 |" in text
-    assert "| *h = 1, published* | 85.1 | 61.5 | – | |" in text
+    assert "| *h = 1, published* | 85.1 | 61.45 | – | |" in text
     assert "| h = 0.1 | – | – | – | 1 |" in text
     assert "**seen** | not run |" in text
-    assert "two cores, torch 2, commit aaaaaaaaaaaa-dirty, 2022-01-01, `python -m experiments`" in text
+    assert "trained at commit bbbbbbbbbbbb, lipflow 0, torch 2, with 1 thread or 2 threads a run on P and Q;" in text
+    assert "written at commit aaaaaaaaaaaa-dirty on 2022-01-01, two cores, `python -m experiments`." in text
+
+
+def test_what_needs_no_run_is_the_same_at_every_scale(tmp_path):
+    (experiment,) = experiments(["architectures"])
+    text = page(ROOT / "experiments" / "results", [experiment])
+    assert "**seen** | **seen** |" in text
+    assert "scale*: not run" not in text
+    assert "It needs no training" in text
+    assert "scale*: not run" in page(tmp_path, [experiment])
 
 
 def test_smoke_runs_publish_nothing(tmp_path):

@@ -29,6 +29,7 @@ ROOMS = {
     "fast",
     "measure",
     "parallel",
+    "provenance",
     "results",
     "rivals",
     "runner",
@@ -85,7 +86,7 @@ def test_the_paper_scale_is_as_published():
     assert {run.model for run in runs} == set(CIFAR10)
     assert {run.seed for run in runs} == {0, 1, 2}
     assert {run.recipe.epochs for run in runs} == {200}
-    assert all(run.sizes == {} and run.recipe.lln is False for run in runs)
+    assert all(run.sizes == {} and run.recipe.lln is run.model.startswith("soc+") for run in runs)
     (table,) = experiments(["cifar100"])
     lln = [run for row in table.runs(SCALES["paper"]).values() for run in row if "+" not in run.model]
     assert all(run.recipe.lln for run in lln)
@@ -201,6 +202,21 @@ def test_side_by_side_is_the_same_and_nothing_is_done_twice(tmp_path, capfd):
     assert told.count("done already") == 5 + 4
     assert {p.name for p in (tmp_path / "results" / "smoke").glob("*.json")} == {"margin-cifar10.json", "relaxed.json"}
     assert main(words(tmp_path, "--jobs", "0")) == 2
+
+
+def test_an_experiment_is_written_as_soon_as_its_last_run_has_ended(tmp_path, monkeypatch):
+    seen = []
+
+    def one_by_one(jobs, function, work, after):
+        for name, arguments in work.items():
+            function(*arguments)
+            after(name)
+            seen.append((name, sorted(p.stem for p in (tmp_path / "results" / "smoke").glob("*.json"))))
+
+    monkeypatch.setattr("experiments.runner.side_by_side", one_by_one)
+    assert main(words(tmp_path, "--only", "relaxed", "margin-cifar10", "--jobs", "2")) == 0
+    assert [name for name, _ in seen].index("cpl-s-cifar10-synthetic-h=0.01-seed=0") == 3
+    assert [written for _, written in seen] == [[]] * 3 + [["relaxed"]] * 4 + [["margin-cifar10", "relaxed"]]
 
 
 def test_ctrl_c_stops_all_of_them_and_begins_no_other(tmp_path):

@@ -1,0 +1,41 @@
+"""Where a result comes from: the runs say where they were made, and the result where it was put together."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def provenance(command: str) -> dict[str, Any]:
+    """Of a result that is put together now: commit, versions, machine, command and day."""
+    from lipflow.train.distributed import join
+    from lipflow.train.record import environment
+
+    with join("auto") as ranks:
+        known = environment(ranks)
+    versions = {name: known[name] for name in ("lipflow", "torch", "python")}
+    cores = known["cores"] or 1
+    machine = {1: "one core", 2: "two cores"}.get(cores, f"{cores} cores") + f" ({known['processor']})"
+    device = "" if known["device"] == "cpu" else f", {known['device']}"
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    return {"commit": known["commit"], **versions, "machine": machine + device, "command": command, "day": day}
+
+
+def origin(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Where some runs were made, by what each recorded: every commit, version, processor and number of threads once."""
+    recorded = [run["recorded"] for run in runs if "recorded" in run]
+    if not recorded:
+        return ""
+
+    def each(key: str) -> list[Any]:
+        return list(dict.fromkeys(known[key] for known in recorded if known.get(key) is not None))
+
+    commits = ", ".join(short(commit) for commit in each("commit"))
+    threads = " or ".join(f"{number} thread{'s' * (number > 1)}" for number in sorted(each("threads")))
+    versions = ", ".join(f"{name} {version}" for name in ("lipflow", "torch") for version in each(name))
+    where = f" on {' and '.join(each('processor'))}" if each("processor") else ""
+    return f"trained at commit {commits}, {versions}, with {threads} a run{where}"
+
+
+def short(commit: str | None) -> str:
+    """Twelve digits of a commit, and whether the tree was changed."""
+    return f"{str(commit)[:12]}{'-dirty' if str(commit).endswith('-dirty') else ''}"
