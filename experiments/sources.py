@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from lipflow.data import SOURCES, cifar
 from lipflow.data.cifar import CIFAR10, CIFAR100, Layout
 from lipflow.data.dataset import DataError, Dataset, Request, Split, assemble
+from lipflow.files import write_atomic
 
 BLOCK = 4
 
@@ -60,8 +61,9 @@ def synthetic(layout: Layout, request: Request) -> Dataset:
     folder = request.data_dir / layout.folder
     folder.mkdir(exist_ok=True)
     for seed, (name, count) in enumerate(layout.files.items()):
-        if not (folder / name).exists():
-            (folder / name).write_bytes(_records(layout, count, seed).tobytes())
+        if not (folder / name).exists():  # whole or not at all: another process may be reading
+            records = _records(layout, count, seed).tobytes()
+            write_atomic(folder / name, lambda temporary, records=records: temporary.write_bytes(records))
     return cifar.load(layout, request)
 
 

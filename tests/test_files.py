@@ -18,6 +18,20 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     with pytest.raises(OSError, match="disk full"):
         write_atomic(path, fail)
     assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_two_processes_that_write_at_once_leave_the_file_of_one(tmp_path, monkeypatch):
+    path = tmp_path / "x"
+
+    def write(temporary):
+        temporary.write_text("mine")
+        monkeypatch.setattr(os, "getpid", lambda: 1)
+        write_atomic(path, lambda other: other.write_text("another's"))
+        assert path.read_text() == "another's"
+
+    write_atomic(path, write)
+    assert path.read_text() == "mine"
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
