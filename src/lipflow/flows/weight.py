@@ -72,9 +72,9 @@ class Weight(nn.Module, ABC):
             op = self.operator(tuple(self.u.shape))
             self.u.copy_(power_iteration(op, start_vector(op.in_shape, self.weight), WARM_UP))
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *details: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         """A weight that comes without its u, as that of another program does, has none to follow it yet."""
-        super()._load_from_state_dict(state_dict, prefix, *details)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         if prefix + "weight" in state_dict and prefix + "u" not in state_dict:
             self.forget()
 

@@ -104,8 +104,8 @@ class _Apply(_Linear):
         return _Apply.apply(tangents[0], ctx.map)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, w: Map) -> tuple[Tensor, int]:
-        return _of_batches(_Apply.apply, x.movedim(in_dims[0], 0), w), 0
+    def vmap(info: Any, in_dims: tuple[int, None], *args: Any) -> tuple[Tensor, int]:
+        return _of_batches(_Apply.apply, args[0].movedim(in_dims[0], 0), args[1]), 0
 
 
 class _Adjoint(_Linear):
@@ -124,8 +124,8 @@ class _Adjoint(_Linear):
         return _Adjoint.apply(tangents[0], ctx.map)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int, None], y: Tensor, w: Map) -> tuple[Tensor, int]:
-        return _of_batches(_Adjoint.apply, y.movedim(in_dims[0], 0), w), 0
+    def vmap(info: Any, in_dims: tuple[int, None], *args: Any) -> tuple[Tensor, int]:
+        return _of_batches(_Adjoint.apply, args[0].movedim(in_dims[0], 0), args[1]), 0
 
 
 def _of_batches(function: Callable[[Tensor, Map], Tensor], x: Tensor, w: Map) -> Tensor:
