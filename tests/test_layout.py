@@ -89,6 +89,23 @@ def test_every_public_name_exists():
         assert getattr(lipflow, name) is not None
 
 
+def test_the_source_distribution_has_every_folder_that_tests_and_the_makefile_use():
+    tomllib = pytest.importorskip("tomllib", reason="it came with Python 3.11")
+    root = PACKAGE.parents[1]
+    included = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["sdist"][
+        "include"
+    ]
+    imported = set()
+    for path in (root / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            imported |= {name.split(".")[0] for name in names if name}
+    folders = {name for name in imported if (root / name).is_dir()}
+    assert {"tests", "experiments"} <= folders
+    assert {f"/{name}" for name in folders | {"examples", "benchmarks"}} <= set(included)
+
+
 def test_types_promise_the_names_that_exist_and_no_others():
     """Type checkers read the imports in `if TYPE_CHECKING`, and a running program the tables of names."""
     import lipflow
