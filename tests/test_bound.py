@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+import re
 from fractions import Fraction
 
 import pytest
@@ -96,6 +97,51 @@ def test_assume_refuses_numbers_that_promise_nothing(numbers):
         Assume(nn.Identity(), *numbers)
     assert str(numbers[0]) in str(error.value)
     assert str(numbers[1]) in str(error.value)
+
+
+# Hooks: what a type declares says nothing of a module that something was attached to
+
+
+def hundredfold(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+    return 100 * output
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        lambda: nn.Sequential(nn.ReLU()),
+        lambda: lipflow.cpl_dense(3, 4),
+        lambda: lipflow.blocks.bjorck_dense(3, 3),
+        lambda: Assume(nn.ReLU(), 1.0),
+        lambda: lipflow.build("cpl-digits", in_shape=(1, 4, 4)),
+        Probe,
+    ],
+)
+def test_a_hooked_module_has_no_bound_until_the_hook_is_gone(module):
+    hooked = module().eval()
+    bound = lipschitz_bound(hooked)
+    for register in (hooked.register_forward_hook, lambda hook: hooked.register_forward_pre_hook(hook, prepend=True)):
+        handle = register(hundredfold)
+        for chain in (hooked, nn.Sequential(nn.Identity(), hooked)):
+            with pytest.raises(TypeError, match=rf"^(nn\.)?{type(hooked).__name__}.* has forward hooks"):
+                lipschitz_bound(chain)
+        handle.remove()
+        assert lipschitz_bound(hooked) == bound
+
+
+def test_the_stages_of_a_network_have_no_hooks_either():
+    """Compiled, they run as a module."""
+    network = lipflow.build("cpl-digits", in_shape=(1, 4, 4))
+    network.stages.register_forward_hook(hundredfold)
+    with pytest.raises(TypeError, match="stages"):
+        lipschitz_bound(network)
+
+
+def test_a_parametrized_weight_is_no_hook():
+    layer = lipflow.cpl_dense(4, 3).eval()
+    before = lipschitz_bound(layer)
+    nn.utils.parametrize.register_parametrization(layer.field.weight, "weight", nn.Identity())
+    assert lipschitz_bound(layer) == before
 
 
 # Reach: where the inputs of a layer are, which prices what an iteration leaves unsolved
@@ -204,6 +250,12 @@ def test_a_bound_at_another_size_leaves_the_power_iteration_where_it_was():
         lipschitz_bound(module, (2, 5, 5))
         after = layer.state_dict()
         assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+@pytest.mark.parametrize("shape", [4, "8", (3, None, 3), (2.0,), (-1, 2)])
+def test_what_is_no_shape_is_refused_and_quoted(shape):
+    with pytest.raises(ValueError, match=r"in_shape is the shape of one input.*" + re.escape(f"not {shape!r}")):
+        lipschitz_bound(nn.Linear(4, 4), shape)
 
 
 @pytest.mark.parametrize("shape", [(5, 8, 8), (8, 8), (8,)])

@@ -87,3 +87,49 @@ def test_every_public_name_exists():
 
     for name in lipflow.__all__:
         assert getattr(lipflow, name) is not None
+
+
+def test_the_source_distribution_has_every_folder_that_tests_and_the_makefile_use():
+    tomllib = pytest.importorskip("tomllib", reason="it came with Python 3.11")
+    root = PACKAGE.parents[1]
+    included = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["sdist"][
+        "include"
+    ]
+    imported = set()
+    for path in (root / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            imported |= {name.split(".")[0] for name in names if name}
+    folders = {name for name in imported if (root / name).is_dir()}
+    assert {"tests", "experiments"} <= folders
+    assert {f"/{name}" for name in folders | {"examples", "benchmarks"}} <= set(included)
+
+
+def test_types_promise_the_names_that_exist_and_no_others():
+    """Type checkers read the imports in `if TYPE_CHECKING`, and a running program the tables of names."""
+    import lipflow
+
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    [promised] = [node for node in tree.body if isinstance(node, ast.If)]
+    named: dict[str, str | None] = {}
+    for node in promised.body:
+        assert isinstance(node, ast.ImportFrom)
+        assert node.module is not None
+        for alias in node.names:
+            assert alias.asname == alias.name, "a name is exported where it is imported as itself"
+            named[alias.name] = node.module.partition(".")[2] or None
+    assert named == {**lipflow._HOME, **dict.fromkeys(lipflow._MODULES)}
+    assert {*named, "__version__"} == set(lipflow.__all__)
+
+
+def test_every_room_is_an_attribute():
+    """Where nothing but lipflow was imported; the command line is a program and no part of the library."""
+    rooms = {_room(path) for path in PACKAGE.rglob("*.py")} - {"__init__", "__main__", "cli", "commands", "files"}
+    code = f"import lipflow; assert all(getattr(lipflow, room).__name__ == f'lipflow.{{room}}' for room in {rooms})"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_checker_is_reached_without_torch():
+    code = "import sys, lipflow; lipflow.check.check; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

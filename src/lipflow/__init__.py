@@ -51,12 +51,46 @@ _ROOMS = {
     "pretrained": ("load",),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
-_MODULES = ("attack", "blocks", "bound", "data", "flows", "frozen", "losses", "models", "operators", "report", "train")
+_MODULES = (
+    "attack",
+    "blocks",
+    "bound",
+    "certificate",
+    "check",
+    "data",
+    "flows",
+    "frozen",
+    "losses",
+    "machine",
+    "models",
+    "operators",
+    "pretrained",
+    "record",
+    "report",
+    "rounding",
+    "train",
+)
 
 __all__ = [*_HOME, *_MODULES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the same names for who reads types, and no others; a test holds the two equal
+    from lipflow import attack as attack
     from lipflow import blocks as blocks
+    from lipflow import bound as bound
+    from lipflow import certificate as certificate
+    from lipflow import check as check
+    from lipflow import data as data
+    from lipflow import flows as flows
+    from lipflow import frozen as frozen
+    from lipflow import losses as losses
+    from lipflow import machine as machine
+    from lipflow import models as models
+    from lipflow import operators as operators
+    from lipflow import pretrained as pretrained
+    from lipflow import record as record
+    from lipflow import report as report
+    from lipflow import rounding as rounding
+    from lipflow import train as train
     from lipflow.blocks import bcop_conv as bcop_conv
     from lipflow.blocks import bjorck_dense as bjorck_dense
     from lipflow.blocks import cayley_conv as cayley_conv
@@ -72,21 +106,48 @@ if TYPE_CHECKING:
     from lipflow.bound import Lipschitz as Lipschitz
     from lipflow.bound import lipschitz_bound as lipschitz_bound
     from lipflow.certificate import Certificates as Certificates
-    from lipflow.flows import *  # noqa: F403
+    from lipflow.flows import ConvexPotential as ConvexPotential
+    from lipflow.flows import ConvWeight as ConvWeight
+    from lipflow.flows import DenseWeight as DenseWeight
+    from lipflow.flows import ExplicitEuler as ExplicitEuler
+    from lipflow.flows import Exponential as Exponential
+    from lipflow.flows import Flow as Flow
+    from lipflow.flows import ImplicitEuler as ImplicitEuler
+    from lipflow.flows import LearnedNorm as LearnedNorm
+    from lipflow.flows import Midpoint as Midpoint
+    from lipflow.flows import Monotone as Monotone
+    from lipflow.flows import Potential as Potential
+    from lipflow.flows import ReshapedNorm as ReshapedNorm
+    from lipflow.flows import Skew as Skew
+    from lipflow.flows import SpectralNorm as SpectralNorm
+    from lipflow.flows import Split as Split
+    from lipflow.flows import Sum as Sum
+    from lipflow.flows import cayley as cayley
+    from lipflow.flows import cpl_conv as cpl_conv
+    from lipflow.flows import cpl_dense as cpl_dense
+    from lipflow.flows import proximal as proximal
+    from lipflow.flows import soc as soc
     from lipflow.frozen import Frozen as Frozen
     from lipflow.frozen import certify as certify
     from lipflow.frozen import freeze as freeze
-    from lipflow.models import *  # noqa: F403
-    from lipflow.operators import *  # noqa: F403
+    from lipflow.models import MODELS as MODELS
+    from lipflow.models import Network as Network
+    from lipflow.models import build as build
+    from lipflow.models import list_models as list_models
+    from lipflow.operators import Conv2d as Conv2d
+    from lipflow.operators import Dense as Dense
+    from lipflow.operators import LinearOperator as LinearOperator
+    from lipflow.operators import norm_bound as norm_bound
+    from lipflow.operators import norm_estimate as norm_estimate
     from lipflow.pretrained import load as load
+else:
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"lipflow.{_HOME[name]}"), name)
-    if name in _MODULES:
-        return importlib.import_module(f"lipflow.{name}")
-    raise AttributeError(f"module 'lipflow' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name in _HOME:
+            return getattr(importlib.import_module(f"lipflow.{_HOME[name]}"), name)
+        if name in _MODULES:
+            return importlib.import_module(f"lipflow.{name}")
+        raise AttributeError(f"module 'lipflow' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

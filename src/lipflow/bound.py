@@ -7,7 +7,7 @@ The promise is about the program in real arithmetic; rounding is priced by `lipf
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -71,7 +71,7 @@ class Nonexpansive(Lipschitz):
 class Assume(Lipschitz):
     """A module whose promise is taken on your word: `Assume(module, bound=L)`.
 
-    lipflow can check nothing of it, and says so in every ledger that contains it.
+    lipflow can check nothing of it: `lipschitz_bound` takes it, and `freeze` does not.
     """
 
     def __init__(self, module: nn.Module, bound: float, tolerance: float = 0.0) -> None:
@@ -102,8 +102,17 @@ def lipschitz_bound(module: nn.Module, in_shape: Shape | None = None, reach: flo
     `in_shape` is the shape of one input, without the batch; layers of lipflow know their own once they have seen
     it. A module that declares no bound is refused by name; nothing is ever guessed to be 1.
     """
-    domain = Domain(None if in_shape is None else tuple(in_shape), reach)
+    domain = Domain(None if in_shape is None else shape_of(in_shape), reach)
     return _promise(module, domain, type(module).__name__, moved=False)[0]
+
+
+def shape_of(in_shape: Shape) -> Shape:
+    """The shape of one input as a tuple; what is no shape is refused."""
+    if not isinstance(in_shape, Sequence) or not all(isinstance(n, int) and n >= 0 for n in in_shape):
+        raise ValueError(
+            f"in_shape is the shape of one input, such as (channels, height, width) or (features,), not {in_shape!r}"
+        )
+    return tuple(in_shape)
 
 
 def fold(modules: Iterable[tuple[str, nn.Module]], domain: Domain) -> Bound:
@@ -130,21 +139,22 @@ def _fold(modules: Iterable[tuple[str, nn.Module]], domain: Domain, moved: bool)
 
 def _promise(module: nn.Module, domain: Domain, name: str, moved: bool) -> tuple[Bound, float]:
     """(L, ε) of a module, and ‖f(0)‖ if it is asked for (0 otherwise)."""
+    known = isinstance(module, Lipschitz) or type(module) is nn.Sequential or type(module) in _TORCH
+    if not known:
+        raise TypeError(refusal(module, name))
+    require_plain(module, name)
     if isinstance(module, Lipschitz):
         return module.bound(domain), module.origin(domain) if moved else 0.0
-    if type(module) is nn.Sequential:
+    if isinstance(module, nn.Sequential):
         return _fold(_children(module, name), domain, moved)
-    if type(module) in _TORCH:
-        require_plain(module, name)
-        return Bound(_TORCH[type(module)](module, domain, name)), _moves(module, domain) if moved else 0.0
-    raise TypeError(refusal(module, name))
+    return Bound(_TORCH[type(module)](module, domain, name)), _moves(module, domain) if moved else 0.0
 
 
 def require_plain(module: nn.Module, name: str) -> None:
-    """Refuse one of torch's own modules that something was attached to: then it may compute anything."""
+    """Refuse a module that something was attached to: then it may compute anything, whatever its type declares."""
     if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
         raise TypeError(
-            f"{type(module).__name__} (at {name}) has hooks or a forward of its own, so its bound is unknown"
+            f"{called(module, name)} has forward hooks, or a forward of its own, so its bound is unknown; remove them"
         )
 
 
@@ -168,10 +178,16 @@ def _children(module: nn.Sequential, name: str) -> Iterable[tuple[str, nn.Module
 
 def refusal(module: nn.Module, name: str) -> str:
     """Why a module is refused, and what to use instead."""
+    instead = INSTEAD.get(type(module), "use a layer of lipflow")
+    word = "Assume(module, bound=...) if you know one"
+    return f"{called(module, name)} declares no Lipschitz bound; {instead}, or {word}"
+
+
+def called(module: nn.Module, name: str) -> str:
+    """A module in a message: its type, and its place where that says more."""
     kind = type(module)
     spelled = f"nn.{kind.__name__}" if kind.__module__.startswith("torch.nn") else kind.__qualname__
-    where = f" (at {name})" if name != kind.__name__ else ""
-    return f"{spelled}{where} declares no Lipschitz bound; {_INSTEAD.get(kind, _GENERAL)}"
+    return f"{spelled} (at {name})" if name not in ("", kind.__name__) else spelled
 
 
 def _out_shape(module: nn.Module, shape: Shape | None) -> Shape | None:
@@ -278,15 +294,14 @@ _TORCH: dict[type, Callable[..., float]] = {
     nn.AvgPool2d: _avg_pool,
 }
 
-_GENERAL = "use a layer of lipflow, or Assume(module, bound=...) if you know one"
-_NORMALISATION = "use lipflow.blocks.Center, or Assume(module, bound=...) if you know one"
-_INSTEAD: dict[type, str] = {
-    nn.BatchNorm1d: _NORMALISATION,
-    nn.BatchNorm2d: _NORMALISATION,
-    nn.LayerNorm: _NORMALISATION,
-    nn.GroupNorm: _NORMALISATION,
+# What to use in the place of modules that have no bound.
+INSTEAD: dict[type, str] = {
+    nn.BatchNorm1d: "use lipflow.blocks.Center",
+    nn.BatchNorm2d: "use lipflow.blocks.Center",
+    nn.LayerNorm: "use lipflow.blocks.Center",
+    nn.GroupNorm: "use lipflow.blocks.Center",
     nn.ConvTranspose2d: "use lipflow.cpl_conv, which applies a convolution and its transpose",
-    nn.Dropout: "it scales by 1/(1 - p) in training: leave it out",
+    nn.Dropout: "leave it out, as it scales by 1/(1 - p) in training",
     nn.GELU: "use nn.ReLU or lipflow.blocks.MaxMin",
     nn.SiLU: "use nn.ReLU or lipflow.blocks.MaxMin",
 }

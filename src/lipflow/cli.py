@@ -196,7 +196,7 @@ def data(arguments: Data) -> int:
 
 @dataclass(frozen=True)
 class Models:
-    """List the networks that --model takes: their parameters, layers, input and Lipschitz bound."""
+    """List the networks that --model takes: their parameters, layers and input; and those that come trained."""
 
 
 def models(arguments: Models) -> int:
@@ -207,8 +207,9 @@ def models(arguments: Models) -> int:
 
     from lipflow.bound import Lipschitz
     from lipflow.models import MODELS, build
+    from lipflow.pretrained import NAMES
 
-    table = Table("model", "parameters", "layers", "input", "bound", "")
+    table = Table("model", "parameters", "layers", "input", "")
     for name, model in MODELS.items():
         with torch.device("meta"):
             network = build(name)
@@ -216,8 +217,9 @@ def models(arguments: Models) -> int:
         learned = [m for m in network.modules() if isinstance(m, Lipschitz) and any(True for _ in m.parameters())]
         layers = sum(not any(other in learned for other in m.modules() if other is not m) for m in learned)
         shape = "×".join(map(str, model.in_shape))
-        table.add_row(name, f"{parameters:,}", str(layers), shape, "1 once frozen", model.summary)
+        table.add_row(name, f"{parameters:,}", str(layers), shape, model.summary)
     Console().print(table)
+    print(f"trained, for lipflow.load(NAME) and lipflow certify NAME: {', '.join(NAMES)}")
     return 0
 
 

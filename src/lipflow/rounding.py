@@ -55,11 +55,6 @@ def sqrt_up(q: Fraction) -> Fraction:
     return Fraction(root + (root * root < square), b << k)
 
 
-def sqrt_down(q: Fraction) -> Fraction:
-    """A rational at most √q, within a relative 2⁻⁶⁰ of it."""
-    return q / sqrt_up(q) if q > 0 else Fraction(0)
-
-
 def in_range(error: Fraction) -> Fraction:
     """An error bound, refused if it is so large that what it is about may have overflowed on the way.
 

@@ -82,6 +82,15 @@ def test_a_state_dict_carries_the_input_size():
     assert lipflow.lipschitz_bound(fresh) == lipflow.lipschitz_bound(layer)
 
 
+def test_a_first_batch_in_inference_mode_leaves_a_layer_that_can_learn():
+    layer, x = lipflow.bcop_conv(2, 3), torch.rand(2, 2, 4, 4)
+    with torch.inference_mode():
+        layer.eval()(x)
+    assert not layer.weight.seen.is_inference()
+    layer.load_state_dict({key: value.clone() for key, value in layer.state_dict().items()})
+    layer.train()(x).sum().backward()
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [

@@ -30,6 +30,13 @@ def printed_on_the_page(name: str) -> str:
     return page.split(f"<!-- output: {name}.py -->\n```text\n")[1].split("```")[0]
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_the_page_includes_the_code(path):
+    """A formatter that takes the line for Python would break it."""
+    page = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    assert f'```python\n--8<-- "examples/{path.name}"\n```' in page
+
+
 def require_alike(printed: str, said: str) -> None:
     """The same words, and numbers that are alike: percents to 5 points, others to a fifth of themselves."""
     assert NUMBER.sub("#", printed).split() == NUMBER.sub("#", said).split()

@@ -1,6 +1,7 @@
 """The documentation as a site: it builds without a warning, no link is broken, and it asks nothing of other hosts."""
 
 import functools
+import html
 import http.server
 import importlib
 import os
@@ -107,6 +108,15 @@ def test_every_public_name_is_on_a_page_of_the_api(site, pages):
         members = importlib.import_module(f"lipflow.{room}").__all__
         names |= {f"lipflow.{room}.{name}" for name in members if name not in top}
     assert sorted(names - shown) == []
+
+
+@pytest.mark.parametrize("name", ["certify_your_cnn.py", "custom_field.py"])
+def test_the_examples_are_shown_in_full(site, name):
+    """A formatter once turned the includes into something else, and the page showed no code."""
+    shown = html.unescape(re.sub(r"<[^>]+>", "", (site / "examples.html").read_text(encoding="utf-8")))
+    code = (ROOT / "examples" / name).read_text(encoding="utf-8")
+    assert [line for line in code.splitlines() if line.strip() and line.strip() not in shown] == []
+    assert "--8" not in shown
 
 
 def test_no_formula_is_taken_for_emphasis(pages):

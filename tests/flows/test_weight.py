@@ -83,6 +83,56 @@ def test_evaluation_uses_the_step_that_training_used_last():
     assert torch.equal(layer.train()(x), layer.eval()(x))
 
 
+def test_a_first_batch_in_inference_mode_leaves_a_layer_that_can_learn():
+    torch.manual_seed(0)
+    x = torch.rand(2, 2, 4, 4)
+    for mode in (True, False):
+        layer = lipflow.cpl_conv(2, 3)
+        with torch.inference_mode():
+            first = layer.train(mode)(x)
+        assert layer.field.weight.in_size == (4, 4)
+        assert not layer.field.weight.u.is_inference()
+        again = lipflow.cpl_conv(2, 3)
+        again.load_state_dict(layer.state_dict())
+        assert torch.equal(again.eval()(x), first) or mode
+        layer.load_state_dict({key: value.clone() for key, value in layer.state_dict().items()})
+        layer.train()(x).sum().backward()
+
+
+def test_a_state_dict_loaded_in_inference_mode_leaves_a_layer_that_can_learn():
+    layer, again = lipflow.cpl_conv(2, 3, in_size=(4, 4)), lipflow.cpl_conv(2, 3)
+    with torch.inference_mode():
+        again.load_state_dict(layer.state_dict())
+    again(torch.rand(2, 2, 4, 4)).sum().backward()
+
+
+def _rotated(rows: int, columns: int) -> torch.Tensor:
+    """A weight that has nothing to do with the one a layer began with."""
+    return torch.cos(torch.arange(rows * columns).reshape(rows, columns).double().square() * 0.37).float()
+
+
+def test_u_begins_anew_with_a_weight_that_was_set():
+    torch.manual_seed(0)
+    layer = lipflow.cpl_dense(48, 48).eval()
+    with torch.no_grad():
+        layer.field.weight.weight.copy_(_rotated(48, 48))
+    assert lipflow.lipschitz_bound(layer).lipschitz > 1.5  # h is too large, and the bound says so
+    layer.field.weight.forget()
+    assert lipflow.lipschitz_bound(layer).lipschitz < 1.2  # ten iterations from the start
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_weights_that_come_without_u_are_followed_from_the_start(assign):
+    torch.manual_seed(0)
+    layer = lipflow.cpl_dense(48, 48).eval()
+    state = {"field.weight.weight": _rotated(48, 48), "field.bias": torch.zeros(48)}
+    layer.load_state_dict(state, strict=False, assign=assign)
+    assert lipflow.lipschitz_bound(layer).lipschitz < 1.2  # ten iterations from the start
+    kept = {**layer.state_dict(), "field.weight.u": torch.ones(48) / 48**0.5}
+    layer.load_state_dict(kept)
+    assert torch.equal(layer.field.weight.u, kept["field.weight.u"])
+
+
 def test_zero_weights_are_the_identity():
     layer = lipflow.cpl_dense(6, 5)
     torch.nn.init.zeros_(layer.field.weight.weight)

@@ -49,6 +49,11 @@ def test_the_bound_of_a_live_network_covers_it():
     assert 0 < float(stretch.max()) <= bound.lipschitz
 
 
+def test_a_depth_may_be_0():
+    network = lipflow.build("cpl", in_shape=(3, 8, 8), depth=0, depth_linear=0)
+    assert network(torch.rand(2, 3, 8, 8)).shape == (2, 10)
+
+
 def test_list_models():
     assert {"cpl", "cpl-s", "cpl-m", "cpl-l", "cpl-xl", "cpl-digits"} <= set(lipflow.list_models())
 
@@ -62,6 +67,12 @@ def test_list_models():
         (lambda: lipflow.build("cpl", classes=1), ValueError, "at least 2 classes, not 1"),
         (lambda: lipflow.build("cpl", channels=2), ValueError, "channels=2 cannot hold the 3 channels"),
         (lambda: lipflow.build("cpl", in_shape=(3, 2, 2)), ValueError, "pool=4 does not fit images of 2×2"),
+        (lambda: lipflow.build("cpl", in_shape=32), ValueError, "in_shape is .*not 32"),
+        (lambda: lipflow.build("cpl", pool=0), ValueError, "pool must be an integer of at least 1, not 0"),
+        (lambda: lipflow.build("cpl", features=0), ValueError, "features must be .*not 0"),
+        (lambda: lipflow.build("cpl", inner=2.5), ValueError, "inner must be .*not 2.5"),
+        (lambda: lipflow.build("cpl", depth=-1), ValueError, "depth must be an integer of at least 0, not -1"),
+        (lambda: lipflow.build("cpl", depth_linear=-5), ValueError, "depth_linear must be .*not -5"),
         (lambda: lipflow.build("cpl", classes=2000), ValueError, "cannot be truncated to 2000 classes"),
         (lambda: lipflow.build("cpl-digits")(torch.rand(2, 3, 8, 8)), ValueError, r"takes \(batch, 1, 8, 8\), not"),
         (lambda: lipflow.build("cpl-digits")(torch.rand(1, 8, 8)), ValueError, r"takes \(batch, 1, 8, 8\), not"),

@@ -26,6 +26,11 @@ def test_other_sizes_freeze_and_certify():
         ((1, 28, 28), {}, "28×28 images do not fit"),
         ((3, 32, 32), {"channels": 8}, "cannot hold the 12 channels"),
         ((3, 32, 32), {"depth": (1, 2, 3)}, "pairs"),
+        ((3, 32, 32), {"depth": 3}, "pairs"),
+        ((3, 32, 32), {"depth": (1, -1)}, "depth must be an integer of at least 0, not -1"),
+        ((3, 32, 32), {"inner": (0, 1)}, "inner must be an integer of at least 1, not 0"),
+        ((3, 32, 32), {"pool": 0}, "pool must be an integer of at least 1, not 0"),
+        ((3, 32, 32), {"depth_linear": -1}, "depth_linear must be"),
         ((3, 32, 32), {"lln": False}, "use the model cpl"),
     ],
 )

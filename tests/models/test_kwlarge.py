@@ -79,6 +79,8 @@ def test_inputs_as_published():
         (dict(family="soc"), "one of cayley, bcop, not 'soc'"),
         (dict(in_shape=(3, 30, 32)), "sides that 4 divides, not 30×32"),
         (dict(channels=3), "so they are even, not 3"),
+        (dict(hidden=0), "hidden must be an integer of at least 1, not 0"),
+        (dict(features=2.0), "features must be an integer of at least 1, not 2.0"),
     ],
 )
 def test_bad_sizes_are_answered(sizes, words):

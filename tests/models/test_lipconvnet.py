@@ -84,8 +84,9 @@ def test_its_bound_is_that_of_its_input_scale():
     [
         (dict(in_shape=(3, 28, 28)), "sides that 32 divides, not 28×28"),
         (dict(activation="gelu"), "one of maxmin, householder, not 'gelu'"),
-        (dict(channels=3), "channels even, not 2, 5 and 3"),
-        (dict(block=0), "at least 1"),
+        (dict(channels=3), "they are even, not 3"),
+        (dict(block=0), "block must be an integer of at least 1, not 0"),
+        (dict(stages=1.5), "stages must be an integer of at least 1, not 1.5"),
     ],
 )
 def test_bad_sizes_are_answered(sizes, words):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import lipflow
 from lipflow.certificate import from_logits
-from lipflow.rounding import sqrt_down
+from lipflow.rounding import sqrt_up
 from tests import campaigns
 
 Subject = Callable[[Tensor], tuple[Tensor, Tensor]]  # images to labels and radii
@@ -194,7 +194,7 @@ def _overtaken(frozen: lipflow.Frozen, rounding: float, images: int) -> tuple[in
                 continue
             square = sum((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(x.tolist(), other.tolist(), strict=True))
             violations += square < Fraction(radius) ** 2
-            tightest = min(tightest, float(sqrt_down(square) - Fraction(radius)))
+            tightest = min(tightest, float(square / sqrt_up(square) - Fraction(radius)))
     return violations, tightest
 
 

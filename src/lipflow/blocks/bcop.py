@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from lipflow.blocks.affine import Affine, Parameterisation
 from lipflow.bound import Shape
-from lipflow.flows.memo import Memo
+from lipflow.flows.memo import Memo, lasting
 from lipflow.flows.weight import require_positive
 from lipflow.operators import Conv2d, Dense, norm_bound
 
@@ -105,7 +105,8 @@ class BlockConvolution(Parameterisation):
         kernel = self.memo(self.kernel, (self.mix, self.halves), keep=not self.training)
         op = self._on(kernel, tuple(x.shape[1:]))
         if self.seen.shape[1:] != x.shape[2:]:
-            self.seen = self.seen.new_empty(0, *x.shape[2:])
+            with lasting():
+                self.seen = self.seen.new_empty(0, *x.shape[2:])
         return op
 
     def _on(self, kernel: Tensor, shape: Shape | None) -> Conv2d:
@@ -191,4 +192,5 @@ def _take_size(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_
     """Before a state dict is loaded: make room for the input size it carries."""
     seen = state_dict.get(prefix + "seen")
     if isinstance(module, BlockConvolution) and seen is not None and seen.ndim == 3:
-        module.seen = module.seen.new_empty(seen.shape)
+        with lasting():
+            module.seen = module.seen.new_empty(seen.shape)

@@ -30,6 +30,8 @@ class Center(Lipschitz):
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim < 2 or len(self.mean) not in (1, x.shape[1]):
             raise ValueError(f"Center has {len(self.mean)} channels; the input is {tuple(x.shape)}")
+        if not x.is_floating_point():
+            raise TypeError(f"Center takes pixels as floats in [0, 1], not {x.dtype}; bytes are images / 255")
         shape = (-1, *[1] * (x.ndim - 2))
         centred = x - self.mean.reshape(shape)
         return centred if self.std is None else centred / self.std.reshape(shape)

@@ -5,7 +5,8 @@ and a tensor that was freed may leave its address to another. So what is compare
 reads a weight once, where a Cayley transform or a Björck iteration multiplies it by itself.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -41,8 +42,7 @@ class Memo:
         held = self._held
         if held is not None and held.circumstances == circumstances and _same(held.inputs, inputs):
             return held.value
-        # A value made in inference mode could take no part in a later backward pass.
-        with torch.inference_mode(False), torch.no_grad():
+        with lasting():
             snapshot = tuple(t.detach().clone() for t in inputs)
             self._held = _Held(snapshot, circumstances, compute())
         return self._held.value
@@ -52,6 +52,19 @@ class Memo:
 
     def __reduce__(self) -> tuple[type["Memo"], tuple[()]]:
         return Memo, ()
+
+
+def lasting() -> AbstractContextManager[object]:
+    """For what outlives a call: made in inference mode, it could take no part in a later backward pass, nor change."""
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+        return torch.no_grad()
+    return _outside_of_inference()
+
+
+@contextmanager
+def _outside_of_inference() -> Iterator[None]:
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def _settled(inputs: Sequence[Tensor]) -> bool:

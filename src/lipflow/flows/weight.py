@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lipflow.bound import Shape
+from lipflow.flows.memo import lasting
 from lipflow.operators import Conv2d, Dense, LinearOperator, norm_estimate
 from lipflow.operators.conv import Padding
 from lipflow.operators.norm import power_iteration, start_vector
@@ -34,7 +35,8 @@ class Weight(nn.Module, ABC):
         """W as an operator on the inputs x; their shape is taken up when it is the first, or in training."""
         op = self.operator(tuple(x.shape[1:]))
         if not self._knows(op) and (self.training or not self.u.numel()):
-            self.u = self._vector(op)
+            with lasting():
+                self.u = self._vector(op)
         return op
 
     @property
@@ -56,11 +58,11 @@ class Weight(nn.Module, ABC):
         u = self._vector(op)
         if learn and id(self) not in HELD.get():
             u = power_iteration(op, u, 1)
-            if self._knows(op):
-                with torch.no_grad():
+            with lasting():
+                if self._knows(op):
                     self.u.copy_(u)
-            else:
-                self.u = u.clone()
+                else:
+                    self.u = u.clone()
         return u
 
     @torch.no_grad()
@@ -69,6 +71,12 @@ class Weight(nn.Module, ABC):
         if self.u.numel():
             op = self.operator(tuple(self.u.shape))
             self.u.copy_(power_iteration(op, start_vector(op.in_shape, self.weight), WARM_UP))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        """A weight that comes without its u, as that of another program does, has none to follow it yet."""
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        if prefix + "weight" in state_dict and prefix + "u" not in state_dict:
+            self.forget()
 
     def _knows(self, op: LinearOperator) -> bool:
         return tuple(self.u.shape) == op.in_shape
@@ -179,7 +187,8 @@ class ConvWeight(Weight):
         """Before a state dict is loaded: the size learned from data is the shape of u, so make room for it."""
         u = state_dict.get(prefix + "u")
         if u is not None and u.ndim == 3 and u.shape[0] == self.u.shape[0] and u.shape != self.u.shape:
-            self.u = self.u.new_empty(u.shape)
+            with lasting():
+                self.u = self.u.new_empty(u.shape)
 
     def extra_repr(self) -> str:
         size = "unknown until the first batch" if self.in_size is None else "×".join(map(str, self.in_size))
@@ -195,6 +204,11 @@ _DEFAULTS = dict(padding="same", padding_mode="zeros", stride=1, dilation=1, gro
 
 def require_positive(**sizes: int) -> None:
     """Refuse sizes that are not integers of at least 1, by name."""
+    require_at_least(1, **sizes)
+
+
+def require_at_least(least: int, **sizes: int) -> None:
+    """Refuse sizes that are not integers of at least `least`, by name."""
     for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ValueError(f"{name} must be an integer of at least 1, not {size!r}")
+        if not isinstance(size, int) or isinstance(size, bool) or size < least:
+            raise ValueError(f"{name} must be an integer of at least {least}, not {size!r}")

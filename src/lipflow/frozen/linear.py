@@ -5,6 +5,7 @@ most `dots[0]` products, in some order, and every entry of Wᵀy one of at most 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -79,30 +80,57 @@ class Map:
         return _Adjoint.apply(y, self)
 
 
-class _Apply(torch.autograd.Function):
+class _Linear(torch.autograd.Function):
+    """A linear map of the members of a batch, which autograd and the transforms of torch.func do not look into."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Map], output: Tensor) -> None:
+        ctx.map = inputs[1]
+
+
+class _Apply(_Linear):
     """Wx; its derivative is the adjoint, run in the same way."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Map) -> Tensor:
-        ctx.map = w
+    def forward(x: Tensor, w: Map) -> Tensor:
         return _forward(w.op, x) if isinstance(w.op, Conv2d) else x @ w.weight.T
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return _Adjoint.apply(grads[0], ctx.map), None
 
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        return _Apply.apply(tangents[0], ctx.map)
 
-class _Adjoint(torch.autograd.Function):
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], *args: Any) -> tuple[Tensor, int]:
+        return _of_batches(_Apply.apply, args[0].movedim(in_dims[0], 0), args[1]), 0
+
+
+class _Adjoint(_Linear):
     """Wᵀy; its derivative is W."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, w: Map) -> Tensor:
-        ctx.map = w
+    def forward(y: Tensor, w: Map) -> Tensor:
         return _backward(w.op, y) if isinstance(w.op, Conv2d) else y @ w.weight
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return _Apply.apply(grads[0], ctx.map), None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        return _Adjoint.apply(tangents[0], ctx.map)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], *args: Any) -> tuple[Tensor, int]:
+        return _of_batches(_Adjoint.apply, args[0].movedim(in_dims[0], 0), args[1]), 0
+
+
+def _of_batches(function: Callable[[Tensor, Map], Tensor], x: Tensor, w: Map) -> Tensor:
+    """A map of batches applied to many of them, as to one."""
+    return function(x.flatten(0, 1), w).unflatten(0, x.shape[:2])
 
 
 def _forward(op: Conv2d, x: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from typing import Any, TypeVar
 
@@ -11,7 +11,17 @@ from torch import Tensor, nn
 
 from lipflow import blocks
 from lipflow.blocks.cayley import FourierMultiplier
-from lipflow.bound import Assume, Lipschitz, Shape, in_order, operator_of, refusal, require_plain, require_vectors
+from lipflow.bound import (
+    INSTEAD,
+    Assume,
+    Lipschitz,
+    Shape,
+    called,
+    in_order,
+    operator_of,
+    require_plain,
+    require_vectors,
+)
 from lipflow.flows import Flow
 from lipflow.flows import cell as cells
 from lipflow.flows.field import Convex, ConvexPotential
@@ -33,15 +43,15 @@ MOST_STEPS = 10_000  # a proximal layer that needs more is too stiff to run
 def lower(module: nn.Module, shape: Shape, name: str) -> Lowered:
     """The primitives of a module on inputs of a shape; what cannot be run in certified arithmetic is refused."""
     kind = type(module)
+    if kind not in _CONTAINERS and kind not in _LOWER:
+        raise TypeError(_refuse(module, name))
+    _require_plain(module, name)
     if kind in _CONTAINERS:
         for child, inner in _CONTAINERS[kind](module):
             for p in lower(inner, shape, f"{name}.{child}" if name else child):
                 yield p
                 shape = out_shape(p, shape)
         return
-    if kind not in _LOWER:
-        raise TypeError(_refuse(module, name))
-    require_plain(module, name)
     try:
         yield from _LOWER[kind](module, shape)
     except (TypeError, ValueError) as error:
@@ -59,15 +69,28 @@ def out_shape(p: Primitive, shape: Shape) -> Shape:
     raise ValueError(f"{p.kind} ({p.shape}) does not take an input of shape {shape}: {reason}")
 
 
+def _require_plain(module: nn.Module, name: str) -> None:
+    """Refuse hooks on a module and on what it is made of, as only its numbers are run; a chain's come with them."""
+    if isinstance(module, Network):
+        parts: Iterable[nn.Module] = (module, module.stages)
+    else:
+        parts = (module,) if isinstance(module, nn.Sequential) else module.modules()
+    for part in parts:
+        require_plain(part, name)
+
+
 def _refuse(module: nn.Module, name: str) -> str:
+    what = called(module, name)
     if isinstance(module, Assume):
-        return (
-            f"{name}: freeze cannot run {type(module.module).__name__} in certified arithmetic, so a word is not enough"
-        )
+        inner = type(module.module).__name__
+        return f"{what}: freeze cannot run {inner} in certified arithmetic, so a word is not enough"
     if isinstance(module, Lipschitz):
-        kind = type(module).__qualname__
-        return f"{kind} (at {name}): freeze runs the layers it knows the rounding of, and this is not one of them"
-    return refusal(module, name)
+        return f"{what}: freeze runs the layers it knows the rounding of, and this is not one of them"
+    if type(module) is nn.PixelShuffle:
+        return f"{what} has a bound, and freeze has no primitive for it yet; for nn.PixelUnshuffle, its inverse, it has"
+    if type(module) in INSTEAD or type(module).__module__.startswith("torch.nn"):
+        return f"{what} declares no Lipschitz bound; {INSTEAD.get(type(module), 'use a layer of lipflow')}"
+    return f"{what} declares no Lipschitz bound, and freeze does not look into it; pass the nn.Sequential inside of it"
 
 
 def _flow(layer: Flow, shape: Shape) -> Lowered:

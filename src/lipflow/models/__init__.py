@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lipflow.bound import Shape
+from lipflow.bound import Shape, shape_of
 from lipflow.models.cpl import SIZES, cpl
 from lipflow.models.fast import cpl_fast
 from lipflow.models.kwlarge import SIZES as KW
@@ -61,8 +61,8 @@ def build(name: str, classes: int = 10, in_shape: Shape | None = None, **sizes: 
     unknown = [size for size in sizes if size not in known]
     if unknown:
         raise TypeError(f"{name} has no size {', '.join(map(repr, unknown))}; it has {', '.join(known)}")
-    shape = tuple(model.in_shape if in_shape is None else in_shape)
-    if len(shape) != 3 or any(not isinstance(n, int) or n < 1 for n in shape):
+    shape = model.in_shape if in_shape is None else shape_of(in_shape)
+    if len(shape) != 3 or min(shape) < 1:
         raise ValueError(f"in_shape is (channels, height, width), each at least 1, not {in_shape!r}")
     if not isinstance(classes, int) or classes < 2:
         raise ValueError(f"a classifier has at least 2 classes, not {classes!r}")

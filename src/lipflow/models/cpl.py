@@ -11,6 +11,7 @@ from torch import nn
 from lipflow.blocks import AvgPool, Center, Flatten, LastLayerNormalization, PadChannels, Truncate
 from lipflow.blocks.normalize import Values
 from lipflow.flows import cpl_conv, cpl_dense
+from lipflow.flows.weight import require_at_least, require_positive
 from lipflow.models.network import Network
 
 
@@ -35,6 +36,8 @@ def cpl(
 
     `inner` is the number of channels that W maps to in a convolution, `features` the rows of W in a dense layer.
     """
+    require_positive(channels=channels, inner=inner, kernel_size=kernel_size, pool=pool, features=features)
+    require_at_least(0, depth=depth, depth_linear=depth_linear)
     colours, height, width = in_shape
     if channels < colours:
         raise ValueError(f"channels={channels} cannot hold the {colours} channels of the input")

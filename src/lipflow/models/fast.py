@@ -7,6 +7,7 @@ was tried on the way is in docs/log.md.
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from torch import nn
 from lipflow.blocks import AvgPool, Center, Flatten, LastLayerNormalization, PadChannels, SpaceToDepth
 from lipflow.blocks.normalize import Values
 from lipflow.flows import Weight, cpl_conv, cpl_dense
+from lipflow.flows.weight import require_at_least, require_positive
 from lipflow.models.network import Network
 
 NOISE = 0.02  # of the taps of a convolution at first
@@ -40,8 +42,12 @@ def cpl_fast(
     layer's W.
     """
     colours, height, width = in_shape
-    if len(depth) != 2 or len(inner) != 2:
+    if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in (depth, inner)):
         raise ValueError(f"depth and inner are pairs, for the two resolutions, not {depth} and {inner}")
+    require_positive(channels=channels, kernel_size=kernel_size, pool=pool, features=features)
+    for resolution in range(2):
+        require_positive(inner=inner[resolution])
+        require_at_least(0, depth=depth[resolution], depth_linear=depth_linear)
     if height % (4 * pool) or width % (4 * pool):
         raise ValueError(f"sides are folded twice by 2 and pooled by {pool}: {height}×{width} images do not fit")
     if channels < 4 * colours:

@@ -26,6 +26,7 @@ from lipflow.blocks import (
     cayley_dense,
 )
 from lipflow.blocks.normalize import Values
+from lipflow.flows.weight import require_positive
 from lipflow.models.network import Network
 
 
@@ -58,7 +59,8 @@ def kwlarge(
     """A KW-Large network of Cayley or BCOP layers."""
     if family not in FAMILIES:
         raise ValueError(f"family is one of {', '.join(FAMILIES)}, not {family!r}")
-    if channels % 2 or hidden % 2 or features % 2 or min(channels, hidden, features) < 2:
+    require_positive(channels=channels, hidden=hidden, features=features)
+    if channels % 2 or hidden % 2 or features % 2:
         raise ValueError(f"MaxMin pairs channels and features, so they are even, not {channels}, {hidden}, {features}")
     colours, height, width = in_shape
     if height % 4 or width % 4:

@@ -13,6 +13,7 @@ from torch import nn
 from lipflow.blocks import Center, Flatten, Householder, LastLayerNormalization, MaxMin, Truncate
 from lipflow.blocks.normalize import Values
 from lipflow.blocks.soc import TERMS, TRAIN_TERMS, soc_conv, soc_dense
+from lipflow.flows.weight import require_positive
 from lipflow.models.network import Network
 
 ACTIVATIONS: dict[str, Callable[[int], nn.Module]] = {"maxmin": lambda channels: MaxMin(), "householder": Householder}
@@ -35,8 +36,9 @@ def lipconvnet(
     """A LipConvnet of `stages` × `block` convolutions, from `channels` channels to 2^stages times as many."""
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation is one of {', '.join(ACTIVATIONS)}, not {activation!r}")
-    if min(block, stages, channels) < 1 or channels % 2:
-        raise ValueError(f"block and stages are at least 1, channels even, not {block}, {stages} and {channels}")
+    require_positive(block=block, stages=stages, channels=channels)
+    if channels % 2:
+        raise ValueError(f"channels are paired, so they are even, not {channels}")
     if in_shape[1] % 2**stages or in_shape[2] % 2**stages:
         raise ValueError(f"{stages} strides of 2 need sides that {2**stages} divides, not {in_shape[1]}×{in_shape[2]}")
     into, body = in_shape[0], []

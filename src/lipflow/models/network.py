@@ -3,6 +3,7 @@
 import math
 from collections import OrderedDict
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -10,12 +11,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lipflow.blocks import Head
-from lipflow.bound import Bound, Domain, Lipschitz, Shape, fold, fold_origin, in_order
+from lipflow.bound import Bound, Domain, Lipschitz, Shape, fold, fold_origin, in_order, require_plain
 from lipflow.flows.together import Hold, followed, in_chains, iterate, through
 
 
 class Network(Lipschitz):
     """Stages applied one after the other to pixels in [0, 1]  # (batch, *in_shape) → (batch, classes).
+
+    Bytes k are read as k/255, live as frozen.
 
     With `checkpoint_activations`, training keeps the activations between segments of layers only, and computes the
     others again in the backward pass: memory grows like the square root of the depth, for one more forward pass.
@@ -51,6 +54,7 @@ class Network(Lipschitz):
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim != 4 or tuple(x.shape[1:]) != self.in_shape:
             raise ValueError(f"this network takes (batch, {', '.join(map(str, self.in_shape))}), not {tuple(x.shape)}")
+        x = self._unit(x)
         if torch.compiler.is_compiling():
             return self.stages(x)
         layers = in_chains(self.stages)
@@ -60,6 +64,15 @@ class Network(Lipschitz):
         iterate(weights)
         with Hold(weights):
             return self._sparing(layers, x) if self.checkpoint_activations else through(layers, x)
+
+    def _unit(self, x: Tensor) -> Tensor:
+        """Pixels as floats: bytes k as k/255, in the type of the weights."""
+        if x.dtype == torch.uint8:
+            dtype = next(t.dtype for t in chain(self.parameters(), self.buffers()) if t.is_floating_point())
+            return x.to(dtype) / torch.full((), 255, dtype=dtype, device=x.device)
+        if not x.is_floating_point():
+            raise TypeError(f"images are uint8, or floats in [0, 1], not {x.dtype}")
+        return x
 
     def _sparing(self, layers: list[nn.Module], x: Tensor) -> Tensor:
         """Through all layers, keeping what passes between segments of about √n of n layers only."""
@@ -74,6 +87,7 @@ class Network(Lipschitz):
         return x
 
     def bound(self, domain: Domain) -> Bound:
+        require_plain(self.stages, "stages")  # a compiler runs them as a module
         return fold(in_order(self.stages), domain._replace(shape=self.in_shape))
 
     def origin(self, domain: Domain) -> float:

@@ -1,0 +1,76 @@
+"""Lowering: what is refused before anything is frozen, and what the refusal advises."""
+
+import pytest
+import torch
+from torch import nn
+
+import lipflow
+from lipflow import blocks
+
+
+def negated(module, inputs, output):
+    return -output
+
+
+def _chain():
+    return nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(4, 4), nn.ReLU()), lipflow.cpl_dense(4, 3))
+
+
+HOOKED = {
+    "chain": lambda m: m,
+    "chain within": lambda m: m[1],
+    "torch's own": lambda m: m[1][0],
+    "layer": lambda m: m[2],
+    "field": lambda m: m[2].field,
+    "weight": lambda m: m[2].field.weight,
+}
+
+
+@pytest.mark.parametrize("place", HOOKED)
+def test_hooks_are_refused_wherever_they_are(place):
+    """A frozen network runs the numbers of a model: it would leave out what a hook does to them."""
+    model = _chain()
+    handle = HOOKED[place](model).register_forward_hook(negated)
+    with pytest.raises(TypeError, match="has forward hooks"):
+        lipflow.freeze(model, in_shape=(1, 2, 2))
+    handle.remove()
+    lipflow.freeze(model, in_shape=(1, 2, 2))
+
+
+@pytest.mark.parametrize("place", [lambda n: n, lambda n: n.stages, lambda n: n.stages.pool])
+def test_hooks_on_a_built_network_are_refused(place):
+    network = lipflow.build("cpl-digits", in_shape=(1, 4, 4))
+    place(network).register_forward_hook(negated)
+    with pytest.raises(TypeError, match="has forward hooks"):
+        lipflow.freeze(network)
+
+
+class Mine(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside = _chain()
+
+    def forward(self, x):
+        return self.inside(x)
+
+
+def test_advice_is_what_freeze_takes():
+    """Neither an empty place nor Assume, which freeze refuses."""
+    with pytest.raises(TypeError, match=r"^Mine declares .*; pass the nn\.Sequential inside of it$"):
+        lipflow.freeze(Mine(), in_shape=(1, 2, 2))
+    assert lipflow.freeze(Mine().inside, in_shape=(1, 2, 2)).classes == 4
+    for module in (nn.BatchNorm2d(1), nn.GELU(), nn.Dropout(), nn.Softmax(1), Mine()):
+        with pytest.raises(TypeError, match=r"\(at 0\)") as refused:
+            lipflow.freeze(nn.Sequential(module, blocks.Flatten()), in_shape=(1, 2, 2))
+        assert "Assume" not in str(refused.value)
+    with pytest.raises(TypeError, match=r"^Assume: freeze cannot run ReLU"):
+        lipflow.freeze(lipflow.Assume(nn.ReLU(), 1.0), in_shape=(4,))
+
+
+def test_a_bound_without_a_primitive_is_said_to_be_that():
+    shuffle = nn.Sequential(nn.PixelShuffle(2), nn.Flatten())
+    assert lipflow.lipschitz_bound(shuffle).lipschitz == 1
+    with pytest.raises(TypeError, match=r"nn\.PixelShuffle \(at 0\) has a bound, and freeze has no primitive"):
+        lipflow.freeze(shuffle, in_shape=(4, 1, 1))
+    inverse = lipflow.freeze(nn.Sequential(nn.PixelUnshuffle(2), nn.Flatten()), in_shape=(1, 2, 2))
+    assert torch.equal(inverse(torch.ones(1, 1, 2, 2)), torch.ones(1, 4, dtype=torch.float64))

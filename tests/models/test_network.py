@@ -1,0 +1,39 @@
+"""Networks: what they take for pixels, live as frozen."""
+
+import pytest
+import torch
+
+import lipflow
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("training", [False, True])
+def test_bytes_are_read_as_255ths(dtype, training):
+    torch.manual_seed(0)
+    network = lipflow.build("cpl-digits", in_shape=(1, 4, 4)).to(dtype).train(training)
+    x = (torch.arange(32) * 8).to(torch.uint8).reshape(2, 1, 4, 4)
+    exact = torch.tensor([k / 255 for k in x.flatten().tolist()], dtype=torch.float64).reshape(x.shape)
+    state = {name: value.clone() for name, value in network.state_dict().items()}
+    scores = network(x)
+    network.load_state_dict(state)  # training moves the power iteration on
+    assert scores.dtype == dtype
+    assert torch.equal(scores, network(exact.to(dtype)))
+
+
+def test_bytes_mean_the_same_live_and_frozen():
+    torch.manual_seed(0)
+    network = lipflow.build("cpl-digits", in_shape=(1, 4, 4)).eval()
+    x = (torch.arange(32) * 8).to(torch.uint8).reshape(2, 1, 4, 4)
+    frozen = lipflow.freeze(network)
+    # The two differ by their steps, from estimated norms and from certified ones, and by much less than by 255.
+    torch.testing.assert_close(network(x).double(), frozen(x), rtol=0, atol=0.05)
+    assert float((network(x) - network(x.float())).abs().max()) > 10
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+def test_other_numbers_are_refused_and_quoted(dtype):
+    network = lipflow.build("cpl-digits", in_shape=(1, 4, 4))
+    with pytest.raises(TypeError, match=f"uint8, or floats in .*not {dtype}"):
+        network(torch.zeros(1, 1, 4, 4, dtype=dtype))
+    with pytest.raises(TypeError, match=f"Center takes pixels as floats .*not {dtype}"):
+        lipflow.blocks.Center(0.5)(torch.zeros(1, 1, 4, 4, dtype=dtype))
