@@ -115,7 +115,7 @@ MUTANTS = [
     ),
     Mutant(
         "a checker that takes any torus",
-        [Edit("check.py", "isinstance(side, int) and side >= least and side % s == 0,", "True,")],
+        [Edit("check.py", "isinstance(side, int) and side >= least and side % s == 0", "True")],
         [CLAIMS, "-k", "low or no_proof"],
     ),
     Mutant(

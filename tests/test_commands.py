@@ -29,7 +29,7 @@ def test_certify_check_attack(run, capsys):
     assert "average radius" in said
     assert json.loads((run / "certificate.json").read_text())["split"] == "test"
     assert cli.main(["check", str(run), "--full"]) == 0
-    assert capsys.readouterr().out.startswith("accepted: 40 radii verified, 40 of them from the image")
+    assert capsys.readouterr().out.startswith("accepted: 40 radii follow from their scores; the scores of 40 of 40")
     assert cli.main(["attack", str(run), "--epsilon", "0.5", "36/255", "--steps", "3", "--images", "20"]) == 0
     assert "under attack" in capsys.readouterr().out
     outcome = json.loads((run / "attack.json").read_text())

@@ -122,7 +122,9 @@ def _forge(folder: Path, name: str, copies: int) -> None:
     logits = math.sqrt(copies) * np.array([[0.6, 0.4]])
     radius = (logits[:, 0] - logits[:, 1]) / math.sqrt(2) * 0.999
     x = np.array([0.6, 0.4]).reshape(1, *shape)
-    np.savez(folder / record.ROWS, images=x, logits=logits, label=np.array([0]), radius=radius)
+    label, paper = np.array([0]), (logits[:, 0] - logits[:, 1]) / 1.5
+    columns = dict(images=x, truth=label, logits=logits, label=label, radius=np.minimum(radius, paper))
+    np.savez(folder / record.ROWS, paper_radius=paper, **columns)
     stated = dict(lipschitz=1.001, rounding=1e-9, reach=100.0)
     claims = dict(
         schema=1,
@@ -147,7 +149,7 @@ BY_HAND = [name for name in FORGERIES if name != "a norm at another size"]
 @pytest.mark.parametrize("name", BY_HAND)
 def test_the_file_is_right_but_for_the_copies(name, tmp_path):
     _forge(tmp_path, name, 1)
-    assert "1 radii verified" in check.check(tmp_path, full=True)
+    assert "1 radii follow from their scores" in check.check(tmp_path, full=True)
 
 
 @pytest.mark.parametrize("name", BY_HAND)
@@ -198,6 +200,24 @@ def test_scores_that_lie_gain_nothing(tmp_path):
     room = margin - Fraction(forged.radius.item()) * Fraction(frozen.pair_bounds[best, next_].item())
     assert room > 0
     assert room**2 >= 8 * Fraction(frozen.rounding) ** 2
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-100, 1e-154, 1e-165, 1e-200, 1e-300, 1e150, 1e250])
+@pytest.mark.parametrize("lie", [1.99, 2.01])
+def test_scores_are_compared_at_any_size(scale, lie, tmp_path):
+    """Within 2E, as two honest programs may be apart, and no further, where squares underflow and where they overflow.
+    With weights of 1e-200, any score of 1e-165 once passed, and with it a wrong label and a radius of 1e30."""
+    frozen = lipflow.Frozen([prim.Affine(Map.of(Dense(scale * torch.eye(3, dtype=torch.float64))), _zeros(3))], (3,))
+    x = torch.tensor([[0.2, 0.9, 0.0]], dtype=torch.float64)
+    logits = lipflow.certify(frozen, x).logits.clone()
+    logits[0, 2] = lie * frozen.rounding  # of 0, so that nothing rounds
+    forged = lipflow.certificate.from_logits(logits, frozen.pair_bounds, frozen.rounding)
+    record.write(tmp_path, frozen, forged, x, forged.label)
+    if lie < 2:
+        check.check(tmp_path, full=True)
+        return
+    with pytest.raises(check.Rejected, match="not those of this network"):
+        check.check(tmp_path, full=True)
 
 
 # What is changed behind our back
