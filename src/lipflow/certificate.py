@@ -35,7 +35,10 @@ class Certificates:
         return len(self.label)
 
     def certified(self, eps: Fraction | int | str | float) -> Tensor:
-        """Whether R > eps, exactly: then no perturbation of norm at most eps changes the label. eps may be "36/255"."""
+        """Whether R > eps, exactly; eps may be "36/255".
+
+        Then no perturbation of norm at most eps changes the label, as long as the image stays in [0, 1].
+        """
         try:
             exact = Fraction(eps)
         except (ValueError, OverflowError, ZeroDivisionError):
