@@ -168,6 +168,9 @@ def test_it_is_immutable():
     assert frozen.to("cpu") is frozen
     assert frozen.eval() is frozen
     assert not list(frozen.parameters())
+    for of_nothing in (frozen.state_dict, nn.Sequential(frozen).state_dict, lambda: frozen.load_state_dict({})):
+        with pytest.raises(TypeError, match=r"frozen\.save\(path\) writes it, and lipflow\.Frozen\.load"):
+            of_nothing()
     frozen.primitives[2].map.weight.mul_(2)
     with pytest.raises(RuntimeError, match="changed in place"):
         lipflow.certify(frozen, torch.rand(1, 1, 8, 8))

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn, final
 
 import torch
 from safetensors import safe_open
@@ -50,6 +50,16 @@ class Row(NamedTuple):
     reach: float
 
 
+def _refusal(words: str) -> Any:
+    """A method that only says why it is not there."""
+
+    def refuse(self: nn.Module, *arguments: Any, **named: Any) -> NoReturn:
+        raise TypeError(words)
+
+    return refuse
+
+
+@final
 class Frozen(nn.Module):
     """A network that can be certified: immutable, float64, differentiable in its input.
 
@@ -102,20 +112,34 @@ class Frozen(nn.Module):
     def require_untouched(self) -> None:
         """Refuse to certify with what was changed after the norms were bounded, by whatever way to its memory."""
         if self._bits() != self.__dict__["_fingerprint"]:
-            raise RuntimeError("a tensor of this frozen network was changed in place; freeze the model again")
-        if self._forward_hooks or self._forward_pre_hooks:
-            raise RuntimeError("a frozen network with forward hooks is another program; remove them to certify")
+            raise RuntimeError("a number of this frozen network was changed in place; freeze the model again")
 
     def _bits(self) -> int:
         """A checksum of every number: writing through .data or NumPy moves no version counter of torch."""
-        return functools.reduce(_checksum, (t for _, t in tensors_of(self.primitives)), _checksum(0, self.pair_bounds))
+        plain = zlib.crc32(json.dumps(describe(self), sort_keys=True).encode())
+        held = (t for _, t in tensors_of(self.primitives))
+        return functools.reduce(_checksum, held, _checksum(plain, self.pair_bounds))
 
     # Immutable
 
+    def __init_subclass__(cls) -> None:
+        raise TypeError("Frozen is final: a subclass would be another program than the one that is certified")
+
     def __setattr__(self, name: str, value: Any) -> None:
-        if name != "training" and name in self.__dict__:
+        if name != "training":
             raise AttributeError(f"a frozen network is immutable; {name} cannot be set")
         super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a frozen network is immutable; {name} cannot be deleted")
+
+    compile = _refusal("compiled, a frozen network is another program than the one that is certified")
+    register_forward_hook = register_forward_pre_hook = _refusal(
+        "with a forward hook, a frozen network is another program than the one that is certified; wrap it"
+    )
+    state_dict = load_state_dict = _refusal(
+        "a frozen network has no state dict: frozen.save(path) writes it, and lipflow.Frozen.load(path) reads it"
+    )
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Frozen":
         moved = fn(torch.zeros(1, dtype=torch.float64))
@@ -187,7 +211,8 @@ def certify(frozen: Frozen, images: Tensor) -> Certificates:
         raise TypeError(f"certify takes a frozen network: lipflow.freeze(model), not {type(frozen).__name__}")
     frozen.require_untouched()
     require_pixels(images)
-    parts = [frozen(chunk) for chunk in images.split(CHUNK)] if len(images) else [frozen(images)]
+    # The method of the class, as a call could go by way of hooks that torch keeps for all modules.
+    parts = [Frozen.forward(frozen, chunk) for chunk in (images.split(CHUNK) if len(images) else [images])]
     return from_logits(torch.cat(parts), frozen.pair_bounds, frozen.rounding)
 
 
