@@ -115,7 +115,7 @@ MUTANTS = [
     ),
     Mutant(
         "a checker that takes any torus",
-        [Edit("check.py", "isinstance(side, int) and side >= least and side % s == 0,", "True,")],
+        [Edit("check.py", "isinstance(side, int) and side >= least and side % s == 0", "True")],
         [CLAIMS, "-k", "low or no_proof"],
     ),
     Mutant(
@@ -263,6 +263,37 @@ MUTANTS = [
         "a checker that lets tensors be broadcast",
         [Edit("check.py", "require(p.fits(x.shape[1:]),", "require(True,")],
         [f"{SOUNDNESS}/test_forgeries.py", "-k", "checker"],
+    ),
+    Mutant(
+        "a checker whose squares underflow",
+        [
+            Edit(
+                "check.py",
+                "square = sum((Fraction(a) - Fraction(b)) ** 2 for",
+                "square = sum(Fraction((a - b) ** 2) for",
+            )
+        ],
+        [f"{SOUNDNESS}/test_forgeries.py", "-k", "any_size"],
+    ),
+    Mutant(
+        "a checker that looks for pixels outside of the box in no image",
+        [Edit("check.py", "require(byte or ((images >= 0) & (images <= 1)).all(),", "require(True,")],
+        ["tests/test_check.py", "-k", "whatever"],
+    ),
+    Mutant(
+        "a checker that takes the paper's radii on trust",
+        [Edit("check.py", "require((paper == least_ratio(logits, label, claimed)).all(),", "require(True,")],
+        ["tests/test_check.py", "-k", "whatever"],
+    ),
+    Mutant(
+        "another forward put into a frozen network",
+        [Edit(NETWORK, 'if name != "training":', 'if name != "training" and name in self.__dict__:')],
+        [f"{SOUNDNESS}/test_forgeries.py", "-k", "program"],
+    ),
+    Mutant(
+        "a forward certified by way of the hooks of all modules",
+        [Edit(NETWORK, "Frozen.forward(frozen, chunk)", "frozen(chunk)")],
+        [f"{SOUNDNESS}/test_forgeries.py", "-k", "hooks"],
     ),
     Mutant(
         "tensors changed in place unnoticed",

@@ -1,11 +1,14 @@
 """The independent checker: it accepts what is true, and nothing else; with NumPy alone."""
 
 import hashlib
+import io
 import json
 import re
 import shutil
 import subprocess
 import sys
+import zipfile
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -37,8 +40,9 @@ def _certificate(folder, model, in_shape=None, count=40):
 def test_accepts(name, tmp_path):
     torch.manual_seed(0)
     _certificate(tmp_path, NETWORKS[name]())
-    assert "40 radii verified, 40 of them from the image" in check.check(tmp_path, full=True)
-    assert "32 of them" in check.check(tmp_path)
+    said = check.check(tmp_path, full=True)
+    assert said.startswith("40 radii follow from their scores; the scores of 40 of 40 images were recomputed; L = ")
+    assert "32 of 40 images were recomputed (--full recomputes all)" in check.check(tmp_path)
 
 
 @pytest.mark.parametrize("name", FREEZABLE)
@@ -76,7 +80,7 @@ def test_runs_without_torch(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("accepted: 40 radii verified, 40")
+    assert done.stdout.startswith("accepted: 40 radii follow from their scores; the scores of 40 of 40")
 
 
 # Mutations. Without a new digest each is noticed at once; with one, the claim itself is found to be false.
@@ -215,14 +219,14 @@ def test_a_norm_stated_too_high_costs_the_radii(copied):
     [
         (dict(radius=lambda r: r * (1 + 1e-6)), "more than can be derived"),
         (dict(radius=lambda r: np.where(np.arange(len(r)) == 7, r + 1e-9, r)), "image 7: R = "),
-        (dict(radius=lambda r: np.full_like(r, np.nan)), "where nothing is known"),
+        (dict(radius=lambda r: np.full_like(r, np.nan)), "image 0: R = nan is more than can be derived"),
         (dict(radius=lambda r: np.full_like(r, np.inf)), "more than can be derived"),
         (dict(label=lambda y: (y + 1) % 10), "label is not that of the greatest score"),
         (dict(logits=lambda f: f + 1e-6 * np.arange(10)), "more than can be derived|not those|label"),
         (dict(logits=lambda f: f[:, ::-1] * 1.0), "label is not"),
         (dict(images=lambda x: 255 - x), "not those of this network"),
         (dict(radius=lambda r: r[:-1]), "do not fit the claims"),
-        (dict(radius=lambda r: r.astype(np.float32)), "do not fit the claims"),
+        (dict(radius=lambda r: r.astype(np.float32)), "scores and radii are float64"),
     ],
 )
 def test_rows_that_do_not_follow_are_rejected(copied, changes, words):
@@ -230,6 +234,93 @@ def test_rows_that_do_not_follow_are_rejected(copied, changes, words):
     _sign(copied, _claims(copied))
     with pytest.raises(check.Rejected, match=words):
         check.check(copied, full=True)
+
+
+def _at_seven(value):
+    """Put a value into the row of image 7."""
+
+    def change(column):
+        column[7] = value
+        return column
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (dict(radius=_at_seven(1e9)), "image 7: R = "),
+        (dict(label=_at_seven(-1)), "label is not"),
+        (dict(logits=_at_seven(np.nan)), "label is not"),
+        (dict(logits=_at_seven(np.inf)), "label is not"),
+        (dict(images=lambda x: _at_seven(np.nan)(x / 255)), r"outside of \[0, 1\]"),
+        (dict(images=lambda x: _at_seven(np.nextafter(1, 2))(x / 255)), r"outside of \[0, 1\]"),
+        (dict(images=lambda x: x.astype(complex)), "images are bytes or floats"),
+        (dict(images=lambda x: (x / 255).astype(np.longdouble)), "images are bytes or floats"),
+        (dict(images=lambda x: (x // 255).astype(np.int64)), "images are bytes or floats"),
+        (dict(truth=_at_seven(-7)), "a true label is none of the classes"),
+        (dict(truth=_at_seven(10)), "a true label is none of the classes"),
+        (dict(truth=lambda y: y[:-1]), "do not fit the claims"),
+        (dict(truth=lambda y: y * 1.0), "labels are integers"),
+        (dict(label=lambda y: y * 1.0), "labels are integers"),
+        (dict(logits=lambda f: f + 0j), "scores and radii are float64"),
+        (dict(paper_radius=_at_seven(1e9)), "by the paper's rule"),
+        (dict(paper_radius=_at_seven(np.nan)), "by the paper's rule"),
+        (dict(paper_radius=lambda r: np.nextafter(r, np.inf)), "by the paper's rule"),
+        (dict(paper_radius=lambda r: r[:-1]), "do not fit the claims"),
+    ],
+)
+def test_every_row_is_looked_at_whatever_the_sample(copied, changes, words):
+    """All but the scores themselves is verified for every image."""
+    _rows(copied, **changes)
+    _sign(copied, _claims(copied))
+    with pytest.raises(check.Rejected, match=words):
+        check.check(copied, sample=0)
+
+
+def _forge_image_seven(folder):
+    """Scores, label and radii that follow from each other, but not from the image."""
+    scores = np.where(np.arange(10) == 3, 1e6, 0.0)
+    bounds = np.array(_claims(folder)["pair_bounds"])
+    paper = (1e6 / np.delete(bounds[3], 3)).min()
+    _rows(
+        folder,
+        logits=_at_seven(scores),
+        label=_at_seven(3),
+        radius=_at_seven(paper * 0.999),
+        paper_radius=_at_seven(paper),
+    )
+    _sign(folder, _claims(folder))
+
+
+def test_a_sample_says_that_it_is_one(copied):
+    """A forged score is found if its image is drawn; if it is not, nobody was told that it was verified."""
+    _forge_image_seven(copied)
+    drawn = [7 in np.random.default_rng(seed).permutation(40)[:20] for seed in range(4)]
+    assert 0 < sum(drawn) < 4
+    for seed, found in enumerate(drawn):
+        if found:
+            with pytest.raises(check.Rejected, match="not those of this network"):
+                check.check(copied, sample=20, seed=seed)
+        else:
+            said = check.check(copied, sample=20, seed=seed)
+            assert "the scores of 20 of 40 images were recomputed (--full recomputes all)" in said
+    with pytest.raises(check.Rejected, match="not those of this network"):
+        check.check(copied, full=True)
+
+
+def test_no_images_at_all(tmp_path):
+    _certificate(tmp_path, NETWORKS["digits"](), count=0)
+    assert check.check(tmp_path, full=True).startswith("0 radii")
+
+
+def test_floats_of_every_size_are_read(tmp_path):
+    frozen = lipflow.freeze(NETWORKS["digits"]())
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        images = torch.rand(3, *frozen.in_shape).to(dtype)
+        certificates = lipflow.certify(frozen, images)
+        record.write(tmp_path, frozen, certificates, images, certificates.label)
+        check.check(tmp_path, full=True)
 
 
 def test_smaller_radii_are_accepted(copied):
@@ -242,7 +333,7 @@ def test_smaller_radii_are_accepted(copied):
 def test_scores_that_were_raised_with_their_radii_are_rejected(copied):
     """A forger scales all scores, so that the radii follow from them: the image tells."""
     claims = _claims(copied)
-    _rows(copied, logits=lambda f: f * 2, radius=lambda r: r * 2)
+    _rows(copied, logits=lambda f: f * 2, radius=lambda r: r * 2, paper_radius=lambda r: r * 2)
     _sign(copied, claims)
     with pytest.raises(check.Rejected, match="not those of this network"):
         check.check(copied)
@@ -263,9 +354,87 @@ def test_rubbish_is_rejected_with_a_reason(copied, text, words):
         check.check(copied)
 
 
+def _of_shape(shape):
+    """A file that says it holds an array of a shape, and holds nothing."""
+    header, file = io.BytesIO(), io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, dict(descr="<f8", fortran_order=False, shape=shape))
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("images.npy", header.getvalue())
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("name", [record.WEIGHTS, record.ROWS])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"hello",
+        b"\xff" * 100,
+        b"PK\x03\x04garbage",
+        b"\x93NUMPY\x01\x00",
+        (100_000).to_bytes(8, "little") + b"[" * 100_000,
+        _of_shape((2**60,)),
+        _of_shape((2**70,)),
+    ],
+    ids=["empty", "text", "ones", "zip", "numpy", "deep", "more than memory", "more than numbers"],
+)
+def test_a_file_of_rubbish_is_rejected_in_one_line(copied, name, content, capsys):
+    (copied / name).write_bytes(content)
+    _sign(copied, _claims(copied))
+    assert check.main([str(copied)]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("rejected: the certificate cannot be read: ")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"digest": ' * 100_000, "\x00", "1", "NaN", '"' * 3])
+def test_claims_of_rubbish_are_rejected_in_one_line(copied, text, capsys):
+    (copied / record.CLAIMS).write_text(text)
+    assert check.main([str(copied)]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("rejected: the certificate cannot be read: ")
+    assert said.count("\n") == 1
+
+
+def test_a_file_in_the_place_of_the_folder_is_rejected(good):
+    with pytest.raises(check.Rejected, match="cannot be read: NotADirectoryError"):
+        check.check(good / record.CLAIMS)
+
+
+@pytest.mark.parametrize("word", ["1e999999999", "2", None, [2.0], {}])
+@pytest.mark.parametrize("path", [("lipschitz",), ("rounding",), ("primitives", 2, "reach"), ("primitives", 2, "norm")])
+def test_only_numbers_are_numbers(copied, path, word):
+    """A word that stands for a number of 10⁹ digits is not computed."""
+    claims = _claims(copied)
+    inner = claims
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = word
+    _sign(copied, claims)
+    with pytest.raises(check.Rejected, match="stands where a number should"):
+        check.check(copied)
+
+
+def test_a_step_is_bounded_as_it_is_run():
+    """2⁵³ + 3 is no float64: what multiplies is 2⁵³ + 4, and that is what L is about."""
+    described = dict(kind="descent", map=dict(geometry=None), h=2**53 + 3, name="relu")
+    step = check.Descent(described, dict(weight=np.ones((1, 1)), bias=np.ones(1)), Fraction(1))
+    assert Fraction(step.run(np.zeros((1, 1))).item()) == -step.h
+
+
+@pytest.mark.parametrize("other", ["../good", "/dev/zero", "more"])
+def test_no_other_file_is_read(copied, other):
+    claims = _claims(copied)
+    claims.pop("digest")
+    claims["files"][other] = "0" * 64
+    (copied / record.CLAIMS).write_text(json.dumps(dict(claims, digest=record.digest(claims))))
+    with pytest.raises(check.Rejected, match="other files"):
+        check.check(copied)
+
+
 def test_the_command(good, tmp_path, capsys):
     assert check.main([str(good)]) == 0
-    assert capsys.readouterr().out.startswith("accepted: 40 radii verified")
+    assert capsys.readouterr().out.startswith("accepted: 40 radii follow from their scores")
     assert check.main([str(tmp_path)]) == 1
     assert "certificate.json is missing" in capsys.readouterr().out
     assert check.main([]) == 2

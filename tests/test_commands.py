@@ -1,6 +1,8 @@
 """The commands on a finished run: certify, check, attack, in the order that a user types them; report is in report/."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -29,7 +31,7 @@ def test_certify_check_attack(run, capsys):
     assert "average radius" in said
     assert json.loads((run / "certificate.json").read_text())["split"] == "test"
     assert cli.main(["check", str(run), "--full"]) == 0
-    assert capsys.readouterr().out.startswith("accepted: 40 radii verified, 40 of them from the image")
+    assert capsys.readouterr().out.startswith("accepted: 40 radii follow from their scores; the scores of 40 of 40")
     assert cli.main(["attack", str(run), "--epsilon", "0.5", "36/255", "--steps", "3", "--images", "20"]) == 0
     assert "under attack" in capsys.readouterr().out
     outcome = json.loads((run / "attack.json").read_text())
@@ -69,6 +71,44 @@ def test_a_tampered_certificate_is_rejected(run, capsys):
     capsys.readouterr()
     assert cli.main(["check", str(run)]) == 1
     assert capsys.readouterr().out.startswith("rejected: ")
+
+
+def test_a_certificate_is_found_by_its_name(run, tmp_path, monkeypatch, capsys):
+    """As pretrained networks are certified: in runs/NAME."""
+    assert cli.main(["certify", str(run), "--images", "5"]) == 0
+    (tmp_path / "runs").symlink_to(run.parent)
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    assert cli.main(["check", run.name]) == 0
+    assert capsys.readouterr().out.startswith("accepted: 5 radii")
+
+
+@pytest.mark.parametrize("name", ["empty", "file", "cpl-fast-cifar10"])
+def test_no_certificate_is_no_rejection(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    assert cli.main(["check", name]) == 2
+    said = capsys.readouterr()
+    assert not said.out
+    assert said.err.startswith("lipflow: there is no certificate in ")
+    assert said.err.endswith(f"{name}: lipflow certify {name}\n")
+
+
+def test_the_command_checks_without_torch(run):
+    assert cli.main(["certify", str(run), "--images", "5"]) == 0
+    code = (
+        "import sys\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name in ('torch', 'safetensors', 'matplotlib'): raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        "from lipflow.cli import main\n"
+        "print([main(['check', sys.argv[1]]), main(['check', 'missing'])])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(run)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("[0, 2]\n")
 
 
 @pytest.mark.parametrize("command", ["certify", "attack"])

@@ -35,10 +35,13 @@ class Certificates:
         return len(self.label)
 
     def certified(self, eps: Fraction | int | str | float) -> Tensor:
-        """Whether R > eps, exactly: then no perturbation of norm at most eps changes the label. eps may be "36/255"."""
+        """Whether R > eps, exactly; eps may be "36/255".
+
+        Then no perturbation of norm at most eps changes the label, as long as the image stays in [0, 1].
+        """
         try:
             exact = Fraction(eps)
-        except (ValueError, OverflowError, ZeroDivisionError):
+        except (TypeError, ValueError, OverflowError, ZeroDivisionError):
             raise ValueError(f"a radius is a number such as 36/255 or 0.25, not {eps!r}") from None
         if exact < 0:
             raise ValueError(f"a radius is at least 0, not {eps}")

@@ -3,7 +3,8 @@
 frozen.safetensors    the network: every number it computes with, and the list of its primitives
 certificate.json      what is claimed: L, E, pair bounds, each primitive's constants and how they were obtained
 certified.npz         one row an image: image, truth, logits, label, radius, the paper's radius
-A digest in certificate.json ties them together; `lipflow.check` re-derives everything from them with NumPy alone.
+A digest in certificate.json ties them together; `lipflow.check` re-derives bounds and radii from them with NumPy alone.
+The truth, and the split that images are said to be of, are the writer's word.
 """
 
 import hashlib

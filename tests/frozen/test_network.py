@@ -168,6 +168,9 @@ def test_it_is_immutable():
     assert frozen.to("cpu") is frozen
     assert frozen.eval() is frozen
     assert not list(frozen.parameters())
+    for of_nothing in (frozen.state_dict, nn.Sequential(frozen).state_dict, lambda: frozen.load_state_dict({})):
+        with pytest.raises(TypeError, match=r"frozen\.save\(path\) writes it, and lipflow\.Frozen\.load"):
+            of_nothing()
     frozen.primitives[2].map.weight.mul_(2)
     with pytest.raises(RuntimeError, match="changed in place"):
         lipflow.certify(frozen, torch.rand(1, 1, 8, 8))
@@ -259,3 +262,31 @@ def test_a_series_that_is_not_skew_is_refused():
 
     with pytest.raises(ValueError, match="series primitive cannot be built"):
         Series(Map.of(lipflow.Dense(torch.eye(3))), 1.0, 5)
+
+
+def test_another_default_device_changes_nothing(tmp_path):
+    network = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+    images = torch.rand(3, 1, 4, 4)
+    expected = lipflow.certify(lipflow.freeze(network, in_shape=(1, 4, 4)), images)
+    torch.set_default_device("meta")
+    try:
+        frozen = lipflow.freeze(network, in_shape=(1, 4, 4))
+        frozen.save(tmp_path / "f.safetensors")
+        found = lipflow.certify(lipflow.Frozen.load(tmp_path / "f.safetensors"), images)
+    finally:
+        torch.set_default_device(None)
+    assert torch.equal(found.radius, expected.radius)
+
+
+@pytest.mark.parametrize("shape", [4, "4", (2.0,), (-1,)])
+def test_what_is_no_shape_is_quoted(shape):
+    with pytest.raises(ValueError, match="in_shape is the shape of one input"):
+        lipflow.freeze(nn.Sequential(nn.Linear(4, 2)), in_shape=shape)
+
+
+def test_what_is_no_tensor_is_quoted():
+    frozen = lipflow.freeze(nn.Sequential(nn.Linear(4, 2)), in_shape=(4,))
+    with pytest.raises(TypeError, match=r"images are a tensor .* not list"):
+        lipflow.certify(frozen, [[0.0] * 4])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"a radius is a number .* not None"):
+        lipflow.certify(frozen, torch.rand(1, 4)).certified(None)  # pyright: ignore[reportArgumentType]

@@ -122,7 +122,9 @@ def _forge(folder: Path, name: str, copies: int) -> None:
     logits = math.sqrt(copies) * np.array([[0.6, 0.4]])
     radius = (logits[:, 0] - logits[:, 1]) / math.sqrt(2) * 0.999
     x = np.array([0.6, 0.4]).reshape(1, *shape)
-    np.savez(folder / record.ROWS, images=x, logits=logits, label=np.array([0]), radius=radius)
+    label, paper = np.array([0]), (logits[:, 0] - logits[:, 1]) / 1.5
+    columns = dict(images=x, truth=label, logits=logits, label=label, radius=np.minimum(radius, paper))
+    np.savez(folder / record.ROWS, paper_radius=paper, **columns)
     stated = dict(lipschitz=1.001, rounding=1e-9, reach=100.0)
     claims = dict(
         schema=1,
@@ -147,7 +149,7 @@ BY_HAND = [name for name in FORGERIES if name != "a norm at another size"]
 @pytest.mark.parametrize("name", BY_HAND)
 def test_the_file_is_right_but_for_the_copies(name, tmp_path):
     _forge(tmp_path, name, 1)
-    assert "1 radii verified" in check.check(tmp_path, full=True)
+    assert "1 radii follow from their scores" in check.check(tmp_path, full=True)
 
 
 @pytest.mark.parametrize("name", BY_HAND)
@@ -200,6 +202,24 @@ def test_scores_that_lie_gain_nothing(tmp_path):
     assert room**2 >= 8 * Fraction(frozen.rounding) ** 2
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e-100, 1e-154, 1e-165, 1e-200, 1e-300, 1e150, 1e250])
+@pytest.mark.parametrize("lie", [2.01, 1.99])
+def test_scores_are_compared_at_any_size(scale, lie, tmp_path):
+    """Within 2E, as two honest programs may be apart, and no further, where squares underflow and where they overflow.
+    With weights of 1e-200, any score of 1e-165 once passed, and with it a wrong label and a radius of 1e30."""
+    frozen = lipflow.Frozen([prim.Affine(Map.of(Dense(scale * torch.eye(3, dtype=torch.float64))), _zeros(3))], (3,))
+    x = torch.tensor([[0.2, 0.9, 0.0]], dtype=torch.float64)
+    logits = lipflow.certify(frozen, x).logits.clone()
+    logits[0, 2] = lie * frozen.rounding  # of 0, so that nothing rounds
+    forged = lipflow.certificate.from_logits(logits, frozen.pair_bounds, frozen.rounding)
+    record.write(tmp_path, frozen, forged, x, forged.label)
+    if lie < 2:
+        check.check(tmp_path, full=True)
+        return
+    with pytest.raises(check.Rejected, match="not those of this network"):
+        check.check(tmp_path, full=True)
+
+
 # What is changed behind our back
 
 
@@ -212,36 +232,69 @@ def _through_numpy(frozen: lipflow.Frozen) -> None:
     np.multiply(frozen.primitives[0].map.weight.numpy(), 100, out=frozen.primitives[0].map.weight.numpy())
 
 
-BEHIND = {
+IN_PLACE = {
     # These two move no version counter of torch.
     "data": lambda f: f.primitives[0].map.weight.data.mul_(100),
     "numpy": _through_numpy,
     "pair bounds": lambda f: f.pair_bounds.div_(100),
-    "hook": lambda f: f.register_forward_hook(lambda module, args, output: 100 * output),
+    "a step": lambda f: object.__setattr__(f.primitives[0], "h", 100.0),
+    "a size": lambda f: object.__setattr__(f.primitives[1], "classes", 3),
 }
 
 
-@pytest.mark.parametrize("name", BEHIND)
-def test_what_is_changed_behind_the_back(name):
-    """An error, or the radii of before: never others."""
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_nothing_is_certified_with_what_was_changed(name):
     frozen, x = _network(), torch.rand(2, 4)
-    before = lipflow.certify(frozen, x).radius
-    BEHIND[name](frozen)
-    try:
-        after = lipflow.certify(frozen, x).radius
-    except (RuntimeError, TypeError):
-        return
-    assert torch.equal(before, after)
+    lipflow.certify(frozen, x)
+    IN_PLACE[name](frozen)
+    with pytest.raises(RuntimeError, match="changed in place"):
+        lipflow.certify(frozen, x)
 
 
-@pytest.mark.parametrize("name", ["data", "numpy", "pair bounds"])
+@pytest.mark.parametrize("name", IN_PLACE)
 def test_no_certificate_is_written_of_what_was_changed(name, tmp_path):
     frozen, x = _network(), torch.rand(2, 4)
     certificates = lipflow.certify(frozen, x)
-    BEHIND[name](frozen)
+    IN_PLACE[name](frozen)
     with pytest.raises(RuntimeError, match="changed in place"):
         record.write(tmp_path, frozen, certificates, x, certificates.label)
     assert not list(tmp_path.iterdir())
+
+
+ANOTHER_PROGRAM = {
+    "forward": lambda f: setattr(f, "forward", lambda x: 100 * x.double()),
+    "receive": lambda f: setattr(f, "receive", lambda x: 100 * x.double()),
+    "a class": lambda f: setattr(f, "__class__", nn.Identity),
+    "an attribute deleted": lambda f: delattr(f, "primitives"),
+    "a hook": lambda f: f.register_forward_hook(lambda module, args, output: 100 * output),
+    "a hook before": lambda f: f.register_forward_pre_hook(lambda module, args: (100 * args[0],)),
+    "compiled": lambda f: f.compile(backend="eager"),
+    "a subclass": lambda f: type("Mine", (lipflow.Frozen,), dict(forward=lambda self, x: 100 * x)),
+}
+
+
+@pytest.mark.parametrize("name", ANOTHER_PROGRAM)
+def test_no_other_program_is_put_in_its_place(name):
+    frozen, x = _network(), torch.rand(2, 4)
+    before, scores = lipflow.certify(frozen, x).radius, frozen(x)
+    with pytest.raises((TypeError, AttributeError), match=r"immutable|another program"):
+        ANOTHER_PROGRAM[name](frozen)
+    assert torch.equal(frozen(x), scores)
+    assert torch.equal(lipflow.certify(frozen, x).radius, before)
+
+
+@pytest.mark.parametrize("register", ["register_module_forward_hook", "register_module_forward_pre_hook"])
+def test_hooks_of_all_modules_change_no_certificate(register):
+    frozen, x = _network(), torch.rand(2, 4)
+    before = lipflow.certify(frozen, x)
+    handle = getattr(nn.modules.module, register)(lambda module, args, *output: (output or (args[0],))[0] * 100)
+    try:
+        after = lipflow.certify(frozen, x)
+        assert not torch.equal(frozen(x), before.logits)
+    finally:
+        handle.remove()
+    assert torch.equal(after.logits, before.logits)
+    assert torch.equal(after.radius, before.radius)
 
 
 def test_one_bit_is_noticed():

@@ -9,13 +9,16 @@ class Check:
     """Verify a certificate with the independent checker, which needs NumPy alone."""
 
     run: Path
-    """The folder that holds certificate.json."""
+    """The folder that holds certificate.json, or its name in runs/."""
     full: bool = False
     """Recompute the scores of every image, not of a sample."""
 
 
 def check(arguments: Check) -> int:
-    """Accept (0) or reject (1), and say why."""
+    """Accept (0) or reject (1), and say why. Where there is no certificate, there is nothing to reject (2)."""
     from lipflow.check import main
 
-    return main([str(arguments.run), *(["--full"] if arguments.full else [])])
+    run = arguments.run if arguments.run.exists() else Path("runs") / arguments.run
+    if not (run / "certificate.json").exists():
+        raise ValueError(f"there is no certificate in {run}: lipflow certify {arguments.run}")
+    return main([str(run), *(["--full"] if arguments.full else [])])

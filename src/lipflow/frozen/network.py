@@ -13,10 +13,10 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn, ParamSpec, TypeVar, final
 
 import torch
 from safetensors import safe_open
@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lipflow.blocks.head import row_distances
-from lipflow.bound import Shape
+from lipflow.bound import Shape, shape_of
 from lipflow.certificate import Certificates, from_logits, require_pixels
 from lipflow.files import write_atomic
 from lipflow.frozen.linear import ROOM, Map
@@ -35,6 +35,7 @@ from lipflow.operators.columns import CACHE_BYTES
 from lipflow.operators.norm import NO_TORUS
 from lipflow.rounding import RANGE, in_range, mul_up, norm_up, sqrt_up, up
 
+P, T = ParamSpec("P"), TypeVar("T")
 SCHEMA = 1
 CHUNK = 250  # images that `certify` runs at a time
 
@@ -50,6 +51,29 @@ class Row(NamedTuple):
     reach: float
 
 
+def _refusal(words: str) -> Any:
+    """A method that only says why it is not there."""
+
+    def refuse(self: nn.Module, *arguments: Any, **named: Any) -> NoReturn:
+        raise TypeError(words)
+
+    return refuse
+
+
+def _on_the_cpu(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, whose new tensors are on the CPU also where the user has set another default device."""
+
+    @functools.wraps(function)
+    def there(*arguments: P.args, **named: P.kwargs) -> T:
+        if torch.get_default_device().type == "cpu":
+            return function(*arguments, **named)
+        with torch.device("cpu"):
+            return function(*arguments, **named)
+
+    return there
+
+
+@final
 class Frozen(nn.Module):
     """A network that can be certified: immutable, float64, differentiable in its input.
 
@@ -102,20 +126,34 @@ class Frozen(nn.Module):
     def require_untouched(self) -> None:
         """Refuse to certify with what was changed after the norms were bounded, by whatever way to its memory."""
         if self._bits() != self.__dict__["_fingerprint"]:
-            raise RuntimeError("a tensor of this frozen network was changed in place; freeze the model again")
-        if self._forward_hooks or self._forward_pre_hooks:
-            raise RuntimeError("a frozen network with forward hooks is another program; remove them to certify")
+            raise RuntimeError("a number of this frozen network was changed in place; freeze the model again")
 
     def _bits(self) -> int:
         """A checksum of every number: writing through .data or NumPy moves no version counter of torch."""
-        return functools.reduce(_checksum, (t for _, t in tensors_of(self.primitives)), _checksum(0, self.pair_bounds))
+        plain = zlib.crc32(json.dumps(describe(self), sort_keys=True).encode())
+        held = (t for _, t in tensors_of(self.primitives))
+        return functools.reduce(_checksum, held, _checksum(plain, self.pair_bounds))
 
     # Immutable
 
+    def __init_subclass__(cls) -> None:
+        raise TypeError("Frozen is final: a subclass would be another program than the one that is certified")
+
     def __setattr__(self, name: str, value: Any) -> None:
-        if name != "training" and name in self.__dict__:
+        if name != "training":
             raise AttributeError(f"a frozen network is immutable; {name} cannot be set")
         super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a frozen network is immutable; {name} cannot be deleted")
+
+    compile = _refusal("compiled, a frozen network is another program than the one that is certified")
+    register_forward_hook = register_forward_pre_hook = _refusal(
+        "with a forward hook, a frozen network is another program than the one that is certified; wrap it"
+    )
+    state_dict = load_state_dict = _refusal(
+        "a frozen network has no state dict: frozen.save(path) writes it, and lipflow.Frozen.load(path) reads it"
+    )
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Frozen":
         moved = fn(torch.zeros(1, dtype=torch.float64))
@@ -142,6 +180,7 @@ class Frozen(nn.Module):
         write_atomic(Path(path), lambda temporary: save_file(tensors, temporary, metadata))
 
     @staticmethod
+    @_on_the_cpu
     def load(path: str | Path) -> "Frozen":
         """Read a network from its file. Every norm is bounded anew: a file's word is not taken."""
         with safe_open(str(path), framework="pt") as file:
@@ -165,6 +204,7 @@ class Frozen(nn.Module):
         return sha.hexdigest()
 
 
+@_on_the_cpu
 def freeze(model: nn.Module, in_shape: Shape | None = None) -> Frozen:
     """Lower a model to primitives in float64, bound every norm once, and return what can be certified.
 
@@ -175,19 +215,24 @@ def freeze(model: nn.Module, in_shape: Shape | None = None) -> Frozen:
     shape = in_shape if in_shape is not None else (model.in_shape if isinstance(model, Network) else None)
     if shape is None:
         raise ValueError("freeze needs the shape of one input: freeze(model, in_shape=(channels, height, width))")
-    if isinstance(model, Network) and tuple(shape) != model.in_shape:
-        raise ValueError(f"this network was built for {model.in_shape}, not {tuple(shape)}")
-    return Frozen(list(lower(model, tuple(shape), "")), tuple(shape))
+    shape = shape_of(shape)
+    if isinstance(model, Network) and shape != model.in_shape:
+        raise ValueError(f"this network was built for {model.in_shape}, not {shape}")
+    return Frozen(list(lower(model, shape, "")), shape)
 
 
+@_on_the_cpu
 @torch.no_grad()
 def certify(frozen: Frozen, images: Tensor) -> Certificates:
     """A label and a radius for each of some images `(n, *in_shape)`: uint8, or floats in [0, 1]."""
     if not isinstance(frozen, Frozen):
         raise TypeError(f"certify takes a frozen network: lipflow.freeze(model), not {type(frozen).__name__}")
+    if not isinstance(images, Tensor):
+        raise TypeError(f"images are a tensor (torch.from_numpy of an array), not {type(images).__name__}")
     frozen.require_untouched()
     require_pixels(images)
-    parts = [frozen(chunk) for chunk in images.split(CHUNK)] if len(images) else [frozen(images)]
+    # The method of the class, as a call could go by way of hooks that torch keeps for all modules.
+    parts = [Frozen.forward(frozen, chunk) for chunk in (images.split(CHUNK) if len(images) else [images])]
     return from_logits(torch.cat(parts), frozen.pair_bounds, frozen.rounding)
 
 
