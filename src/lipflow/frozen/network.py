@@ -35,7 +35,8 @@ from lipflow.operators.columns import CACHE_BYTES
 from lipflow.operators.norm import NO_TORUS
 from lipflow.rounding import RANGE, in_range, mul_up, norm_up, sqrt_up, up
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 SCHEMA = 1
 CHUNK = 250  # images that `certify` runs at a time
 
