@@ -54,6 +54,7 @@ def test_a_contradiction_is_an_error(run, tmp_path, capsys):
         (["RUN", "--markdown", "OUT/no/r.md"], "--markdown OUT/no/r.md: there is no folder OUT/no"),
         (["RUN", "--figures", "RUN/run.json"], "RUN/run.json: that is a file; give a folder"),
         (["RUN", "--radii", "wide"], "a radius is a number such as 36/255 or 0.25, not 'wide'"),
+        (["RUN", "--radii", "1e400"], "a radius is at most 1000000, its exponent within ±300, not '1e400'"),
         (["RUN", "--names", "a", "b"], "--names takes one name a run: 1 runs, 2 names"),
     ],
 )

@@ -1,6 +1,7 @@
 """Reading a run: all that is there, clear words on what is not, and no trust in a stranger's folder."""
 
 import json
+import math
 import re
 from fractions import Fraction
 from pathlib import Path
@@ -115,7 +116,11 @@ def _pickled(folder):
         (lambda f: change_json(f / "attack.json", standing={}), "it attacks at no radius"),
         (lambda f: change_json(f / "attack.json", standing={"1": [True]}), "its lists differ in length"),
         (lambda f: change_json(f / "attack.json", standing={"<b>": [True] * 40}), "a radius is a number"),
-        (lambda f: change_json(f / "attack.json", steps="ten"), "steps is not a number"),
+        (lambda f: change_json(f / "attack.json", standing={"1e400": [True] * 40}), "a radius is at most 1000000"),
+        (lambda f: change_json(f / "attack.json", steps="ten"), "steps is not a whole number, at least 0: 'ten'"),
+        (lambda f: change_json(f / "attack.json", steps=math.inf), "steps is not a whole number, at least 0: inf"),
+        (lambda f: change_json(f / "attack.json", steps=math.nan), "steps is not a whole number, at least 0: nan"),
+        (lambda f: change_json(f / "attack.json", restarts=-1), "restarts is not a whole number, at least 0: -1"),
         (lambda f: (f / "attack.npz").write_bytes(b""), "attack.npz cannot be read: its digest"),
         (lambda f: change_examples(f, index=np.arange(6) + 60), "an index lies beyond the certificate"),
         (lambda f: change_examples(f, inside=np.zeros((6, 3, 8, 8))), "inside are images of another shape"),

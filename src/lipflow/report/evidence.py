@@ -207,7 +207,7 @@ def _outcome(folder: Path, certificate: Certificate) -> Outcome:
         raise ValueError(f"{path}: {error}") from None
     columns = {name: _flags(standing[name], path) for name in names}
     _hold(all(len(column) == len(clean) for column in columns.values()), path, "its lists differ in length")
-    steps, restarts = (int(_number(said.get(key), path, key)) for key in ("steps", "restarts"))
+    steps, restarts = (_count(said.get(key), path, key) for key in ("steps", "restarts"))
     examples = _examples(folder / EXAMPLES, said["examples"], certificate) if "examples" in said else None
     return Outcome(steps, restarts, clean, columns, examples)
 
@@ -287,6 +287,11 @@ def _pixels(images: np.ndarray, path: Path) -> None:
 def _flags(values: Any, path: Path) -> np.ndarray:
     _hold(isinstance(values, list) and all(type(v) is bool for v in values), path, "true or false, one an image")
     return np.array(values, dtype=bool)
+
+
+def _count(value: Any, path: Path, name: str) -> int:
+    _hold(type(value) is int and value >= 0, path, f"{name} is not a whole number, at least 0: {value!r}")
+    return value
 
 
 def _number(value: Any, path: Path, name: str) -> float:

@@ -35,7 +35,7 @@ def epsilon_reach(runs: Sequence[Evidence], epsilons: Sequence[str]) -> float:
         if held is not None and held.right.any():
             diameter = math.sqrt(held.images[0].size)
             reach = max(reach, min(float(np.quantile(held.radius[held.right], 0.995)), diameter))
-    if reach == 0:
+    if reach < 1e-9:  # nothing that an axis could show
         return 1.0
     step = 10.0 ** math.floor(math.log10(reach)) / 10
     return round(math.ceil(1.02 * reach / step) * step, 10)
