@@ -86,7 +86,7 @@ def test_an_attack_is_read_off_where_it_was_made_and_bounds_what_lies_beyond(ope
 def test_an_attack_on_some_images_is_held_against_the_same(opened, original):
     """certified ≤ attacked ≤ clean in every row, at every ε; and a row of all images has no attack of some."""
     held, row = rows(original), opened.locator(".readout tr[data-of=part]").first
-    assert row.locator("th").inner_text().strip() == "first 40 images, those attacked"
+    assert row.locator("th").inner_text().strip() == "first 40 images"
     right, seen = (held["label"] == held["truth"])[:40], set()
     for eps in (0, 0.1, 0.3, 0.5, 0.8):
         opened.locator("#epsilon").evaluate("(s, v) => { s.value = v; s.dispatchEvent(new Event('input')); }", eps)
@@ -215,6 +215,15 @@ def test_eight_radii_fit(browser, published, width):
     tab.goto(published.as_uri())
     box = tab.locator("#summary .scroll")
     assert box.evaluate("(b) => b.scrollWidth <= b.clientWidth")
+    tab.close()
+
+
+def test_certified_attacked_and_clean_are_seen_together_on_a_phone(browser, published):
+    tab = browser.new_page(viewport={"width": 390, "height": 800})
+    tab.goto(published.as_uri())
+    box = tab.locator("#curves .scroll")
+    assert box.evaluate("(b) => b.scrollWidth <= b.clientWidth")
+    assert tab.locator(".readout .clean").first.is_visible()
     tab.close()
 
 

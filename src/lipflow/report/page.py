@@ -198,7 +198,7 @@ def _read_off(number: int, run: Evidence) -> str:
     images = "" if run.certificate is None else f"<small>{len(run.certificate.truth)} images</small>"
     names = {"whole": f'<span class="swatch"></span>{escape(run.name)}{images}'}
     if run.part:
-        names["part"] = f'<span class="swatch part"></span>first {run.part} images, those attacked'
+        names["part"] = f'<span class="swatch part"></span>first {run.part} images'
     return "".join(
         f'<tr data-run="{number}" data-of="{of}" class="c{number % 8}"><th scope="row" class="{of}">{name}</th>'
         '<td class="bars"><div class="track"><i class="may"></i><i class="is"></i></div></td>'
