@@ -14,8 +14,7 @@ class Report:
     """Compare runs on one page that opens offline: tables, curves, radii, images and certificates."""
 
     runs: tuple[Path, ...]
-    """The folders of runs, or pretrained networks by name; what a run does not have yet is said, and folders that hold
-    no run are passed over, unless none does."""
+    """The folders of runs, or pretrained networks by name; what a run lacks is said, other folders are left out."""
     out: Path = Path("report.html")
     """The page."""
     names: tuple[str, ...] = ()
