@@ -64,6 +64,59 @@ def test_a_gallery_is_attacked_inside_and_outside_of_its_balls(run):
     assert "examples" not in json.loads((run / "attack.json").read_text())
 
 
+def test_an_interrupted_gallery_costs_only_the_gallery(run, monkeypatch, capsys):
+    """The outcome is written before, whole; and it does not speak of examples that are not there."""
+    assert cli.main(["certify", str(run), "--images", "30"]) == 0
+    assert cli.main(["attack", str(run), "--epsilon", "0.5", "--steps", "1", "--gallery", "5"]) == 0
+    calls, nearest = [], lipflow.attack.nearest
+
+    def interrupted(*arguments, **options):
+        calls.append(len(arguments[1]))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return nearest(*arguments, **options)
+
+    monkeypatch.setattr("lipflow.attack.nearest", interrupted)
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    capsys.readouterr()
+    assert cli.main(["attack", str(run), "--epsilon", "0.25", "--steps", "2", "--gallery", "9"]) == 130
+    assert calls == [4, 4]
+    assert "attacking for the gallery: 4/9 images" in capsys.readouterr().out
+    outcome = json.loads((run / "attack.json").read_text())
+    assert (outcome["steps"], list(outcome["standing"]), len(outcome["clean"])) == (2, ["0.25"], 30)
+    assert "examples" not in outcome
+    assert [path.name for path in run.glob("*attack*")] == ["attack.json"]  # no old examples, no half of a file
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["certify", "RUN", "--images", "0"], "--images must be at least 1, not 0"),
+        (["certify", "RUN", "--images=-3"], "--images must be at least 1, not -3"),
+        (["attack", "RUN", "--images", "0"], "--images must be at least 1, not 0"),
+        (["attack", "RUN", "--images=-3"], "--images must be at least 1, not -3"),
+        (["attack", "RUN", "--gallery=-1"], "--gallery must be at least 0, not -1"),
+        (["attack", "RUN", "--steps=-1"], "--steps must be at least 0, not -1"),
+        (["attack", "RUN", "--restarts", "0"], "--restarts must be at least 1, not 0"),
+    ],
+)
+def test_counts_that_are_none(run, capsys, words, said):
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(SystemExit) as ended:
+        cli.main([str(run) if word == "RUN" else word for word in words])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_certificate_of_no_images_is_not_attacked(run, capsys):
+    assert cli.main(["certify", str(run), "--images", "2"]) == 0
+    with np.load(run / "certified.npz") as rows:
+        np.savez(run / "certified.npz", **{name: column[:0] for name, column in rows.items()})
+    assert cli.main(["attack", str(run)]) == 2
+    assert f"{run / 'certified.npz'} holds no images to attack" in capsys.readouterr().err
+
+
 def test_a_tampered_certificate_is_rejected(run, capsys):
     assert cli.main(["certify", str(run), "--images", "10"]) == 0
     path = run / "certificate.json"

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -71,7 +72,7 @@ def test_the_slider_moves_the_numbers(opened, original):
 
 def test_an_attack_is_read_off_where_it_was_made_and_bounds_what_lies_beyond(opened, original):
     outcome = json.loads((original / "attack.json").read_text())
-    left = opened.locator(".readout .left").first
+    left = opened.locator(".readout tr[data-of=part] .left").first
     measured = {eps: f"{100 * sum(flags) / len(flags):.2f}%" for eps, flags in outcome["standing"].items()}
     for eps, accuracy in measured.items():
         opened.locator(".marks button", has_text=re.compile(f"^{re.escape(eps)}$")).click()
@@ -80,6 +81,25 @@ def test_an_attack_is_read_off_where_it_was_made_and_bounds_what_lies_beyond(ope
     assert left.inner_text() == f"≤ {measured['0.1']}"
     opened.locator("#epsilon").evaluate("(s) => { s.value = 0; s.dispatchEvent(new Event('input')); }")
     assert left.inner_text() == f"{100 * sum(outcome['clean']) / len(outcome['clean']):.2f}%"
+
+
+def test_an_attack_on_some_images_is_held_against_the_same(opened, original):
+    """certified ≤ attacked ≤ clean in every row, at every ε; and a row of all images has no attack of some."""
+    held, row = rows(original), opened.locator(".readout tr[data-of=part]").first
+    assert row.locator("th").inner_text().strip() == "first 40 images"
+    right, seen = (held["label"] == held["truth"])[:40], set()
+    for eps in (0, 0.1, 0.3, 0.5, 0.8):
+        opened.locator("#epsilon").evaluate("(s, v) => { s.value = v; s.dispatchEvent(new Event('input')); }", eps)
+        value = float(opened.locator("#epsilon").input_value())
+        texts = [row.locator(f".{name}").inner_text() for name in ("proved", "left", "clean")]
+        certified, attacked, clean = (float(text.strip("≤ %")) for text in texts)
+        assert certified <= attacked <= clean
+        exact = right if value == 0 else right & (held["radius"][:40] > value)
+        assert (certified, clean) == (100 * exact.mean(), 100 * right.mean())
+        assert opened.locator(".readout tr[data-of=whole] .left").first.inner_text() == "–"
+        seen.add(texts[0])
+    assert len(seen) > 2
+    assert "under attack, first 40 images" in opened.locator(".choose.key").inner_text()
 
 
 def test_every_radius_is_read_off_exactly(opened, original):
@@ -132,7 +152,10 @@ def test_hover_and_click(opened, original):
     opened.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 100)
     tip = chart.locator(".tip").inner_text()
     assert tip.startswith("ε = 0.")
-    assert "<i>two</i>: under attack" in tip
+    first = rows(original)
+    clean = f"{100 * (first['label'] == first['truth'])[:40].mean():.2f}%"
+    same = rf"<i>two</i>, first 40 images: certified [\d.]+%, under attack ≤ [\d.]+%, clean {clean}"
+    assert re.search(same, tip)
     opened.mouse.click(box["x"] + 0.4 * box["width"], box["y"] + 100)
     value = float(opened.locator("#epsilon-value").inner_text())
     assert opened.locator(".readout .proved").first.inner_text() == certified(original, value)
@@ -144,7 +167,7 @@ def test_runs_and_curves_are_chosen(opened):
     opened.locator("#curves input[data-hides='run 1']").uncheck()
     assert traces.count() == 2
     assert not opened.locator("#training input[data-hides='run 1']").is_checked()
-    assert opened.locator(".readout tr[data-run='1']").is_hidden()
+    assert all(row.is_hidden() for row in opened.locator(".readout tr[data-run='1']").all())
     assert opened.locator("#loss-chart g[data-run]").count() == 1
     opened.locator("input[data-hides='kind attacked']").uncheck()
     assert traces.count() == 1
@@ -154,7 +177,54 @@ def test_runs_and_curves_are_chosen(opened):
 
 def test_names_are_text(opened):
     assert opened.locator("i:text-is('two')").count() == 0
-    assert opened.locator(".readout th").nth(-1).inner_text().strip() == "<i>two</i>"
+    assert opened.locator(".readout th.whole").nth(-1).inner_text().startswith("<i>two</i>")
+
+
+@pytest.fixture(scope="module")
+def published(original, tmp_path_factory):
+    """A page of two runs that are named after one network of the paper, at eight ε."""
+    one = read(original, "one")
+    told = replace(one.record.run, model="cpl-s", data="cifar10", sizes={})
+    one = replace(one, record=replace(one.record, run=told))
+    runs = [one, replace(one, name="a-run-whose-name-is-as-long-as-those-of-experiments")]
+    path = tmp_path_factory.mktemp("page") / "published.html"
+    epsilons = ("36/255", "0.2", "72/255", "0.4", "108/255", "0.6", "0.8", "1")
+    path.write_text(page(runs, summarise(runs, epsilons)), encoding="utf-8")
+    return path
+
+
+def test_the_paper_is_drawn_once_and_in_grey(browser, published):
+    tab = browser.new_page()
+    tab.goto(published.as_uri())
+    traces = tab.locator("#epsilon-chart g[data-look=paper]")
+    assert traces.count() == 1
+    assert traces.get_attribute("class") == "grey"
+    tab.locator("#epsilon-chart svg").focus()
+    tab.keyboard.press("Home")
+    said = tab.locator("#epsilon-chart .tip").inner_text()
+    assert said.count("the paper's CPL-S on cifar10, certified: 75.6% at 0") == 1
+    tab.locator("input[data-hides='kind published']").uncheck()
+    assert traces.count() == 0
+    tab.close()
+
+
+@pytest.mark.parametrize("width", [1200, 1600])
+def test_eight_radii_fit(browser, published, width):
+    """The last column is not cut."""
+    tab = browser.new_page(viewport={"width": width, "height": 900})
+    tab.goto(published.as_uri())
+    box = tab.locator("#summary .scroll")
+    assert box.evaluate("(b) => b.scrollWidth <= b.clientWidth")
+    tab.close()
+
+
+def test_certified_attacked_and_clean_are_seen_together_on_a_phone(browser, published):
+    tab = browser.new_page(viewport={"width": 390, "height": 800})
+    tab.goto(published.as_uri())
+    box = tab.locator("#curves .scroll")
+    assert box.evaluate("(b) => b.scrollWidth <= b.clientWidth")
+    assert tab.locator(".readout .clean").first.is_visible()
+    tab.close()
 
 
 def test_an_injected_script_does_not_run(browser, file, tmp_path):

@@ -52,8 +52,12 @@ def test_a_contradiction_is_an_error(run, tmp_path, capsys):
         (["RUN", "--out", "OUT/no/r.html"], "--out OUT/no/r.html: there is no folder OUT/no"),
         (["RUN", "--out", "OUT"], "--out OUT: that is a folder"),
         (["RUN", "--markdown", "OUT/no/r.md"], "--markdown OUT/no/r.md: there is no folder OUT/no"),
+        (["RUN", "--out", "OUT/r", "--markdown", "OUT/../o/r"], "and --markdown OUT/../o/r are one file; give two"),
+        (["RUN", "OUT/nowhere"], "OUT/nowhere holds no run"),
+        (["RUN", "OUT", "--names", "a", "b"], "OUT holds no run"),
         (["RUN", "--figures", "RUN/run.json"], "RUN/run.json: that is a file; give a folder"),
         (["RUN", "--radii", "wide"], "a radius is a number such as 36/255 or 0.25, not 'wide'"),
+        (["RUN", "--radii", "1e400"], "a radius is at most 1000000, its exponent within ±300, not '1e400'"),
         (["RUN", "--names", "a", "b"], "--names takes one name a run: 1 runs, 2 names"),
     ],
 )
@@ -71,6 +75,31 @@ def test_a_mistake_is_answered_in_one_line(original, tmp_path, monkeypatch, caps
     assert err.count("\n") == 1
     assert not out
     assert [p for p in Path(tmp_path).rglob("*") if p.is_file()] == []
+
+
+def test_folders_without_a_run_are_passed_over(original, tmp_path, capsys):
+    """`lipflow report runs/*`: a folder of other things, or a file, is named and left out."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "notes.txt").write_text("")
+    words = [str(tmp_path / "notes.txt"), str(original), str(tmp_path / "other")]
+    assert cli.main(["report", *words, "--out", str(tmp_path / "r.html")]) == 0
+    out, err = capsys.readouterr()
+    assert "tiny: cpl-digits on digits" in out
+    assert err.splitlines() == [
+        f"lipflow: passed over {tmp_path / name}: it holds no run.json" for name in ("notes.txt", "other")
+    ]
+
+
+def test_an_attack_on_another_certificate_is_left_out(run, tmp_path, capsys):
+    change_json(run / "attack.json", certificate="of another one")
+    assert cli.main(["report", str(run), "--out", str(tmp_path / "r.html")]) == 0
+    out, err = capsys.readouterr()
+    said = f"tiny: attack.json is of another certificate, and left out: lipflow attack {run}"
+    assert err == f"lipflow: {said}\n"
+    assert "under attack" not in out
+    page = (tmp_path / "r.html").read_text()
+    assert "attack.json is of another certificate, and left out" in page
+    assert "Nothing was compared</b>: tiny (its attack is of another certificate)" in page
 
 
 def test_no_runs(capsys):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from lipflow.report.consistency import compared, contradictions
+from lipflow.report.consistency import compared, contradictions, untested
 from lipflow.report.evidence import read
 from tests.report.conftest import change_examples, change_json, rows
 
@@ -70,6 +70,16 @@ def test_the_gallery_is_checked_too(run, kind):
 
 
 def test_nothing_to_compare(run):
+    assert untested(read(run, "tiny")) == ""
+    change_json(run / "attack.json", certificate="x")
+    assert untested(read(run, "tiny")) == "its attack is of another certificate"
     (run / "attack.json").unlink()
     alone = read(run, "tiny")
-    assert (contradictions(alone), compared(alone)) == ([], 0)
+    assert (contradictions(alone), compared(alone), untested(alone)) == ([], 0, "not attacked")
+    (run / "certificate.json").unlink()
+    assert untested(read(run, "tiny")) == "no certificate"
+
+
+def test_a_ball_beyond_all_certificates_tests_none(run):
+    change_json(run / "attack.json", standing={"1000": [False] * 40})
+    assert untested(read(run, "tiny")) == "nothing is certified where it was attacked"

@@ -1,7 +1,9 @@
 """Reading a run: all that is there, clear words on what is not, and no trust in a stranger's folder."""
 
 import json
+import math
 import re
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -68,8 +70,24 @@ def test_an_attack_without_a_digest_is_held_against_the_labels(run):
     assert read(run, "tiny").outcome is not None
     said["clean"][0] = not said["clean"][0]
     (run / "attack.json").write_text(json.dumps(said))
-    with pytest.raises(ValueError, match="it is of another certificate"):
-        read(run, "tiny")
+    assert read(run, "tiny").stale
+
+
+def test_an_attack_on_another_certificate_counts_as_none(run):
+    change_json(run / "attack.json", certificate="of another one", steps="not looked at")
+    found = read(run, "tiny")
+    assert (found.outcome, found.stale, found.part) == (None, True, 0)
+    assert found.missing == [f"attack.json is of another certificate, and left out: lipflow attack {run}"]
+
+
+def test_the_images_that_were_attacked(original):
+    run = read(original, "tiny")
+    assert run.certificate is not None
+    assert run.part == 40
+    first = run.certificate.first(40)
+    assert len(first.right) == len(first.images) == len(first.logits) == 40
+    assert np.array_equal(first.radius, run.certificate.radius[:40])
+    assert replace(run, certificate=first).part == 0
 
 
 def _write(name, text):
@@ -110,12 +128,17 @@ def _pickled(folder):
         (lambda f: change_rows(f, images=rows(f)["images"][:, 0]), "images are (n, channels, height, width)"),
         (lambda f: change_rows(f, images=rows(f)["images"] / 7.0), "images are uint8, or floats in [0, 1]"),
         (_write("attack.json", "nothing"), "attack.json cannot be read: it is not JSON"),
-        (lambda f: change_json(f / "attack.json", certificate="x"), "it is of another certificate"),
         (lambda f: change_json(f / "attack.json", clean=[1] * 40), "true or false, one an image"),
+        (lambda f: change_json(f / "attack.json", clean=[True] * 61), "clean is not what its certificate says"),
+        (lambda f: change_json(f / "attack.json", clean=[], standing={"1": []}), "it attacks no image"),
         (lambda f: change_json(f / "attack.json", standing={}), "it attacks at no radius"),
         (lambda f: change_json(f / "attack.json", standing={"1": [True]}), "its lists differ in length"),
         (lambda f: change_json(f / "attack.json", standing={"<b>": [True] * 40}), "a radius is a number"),
-        (lambda f: change_json(f / "attack.json", steps="ten"), "steps is not a number"),
+        (lambda f: change_json(f / "attack.json", standing={"1e400": [True] * 40}), "a radius is at most 1000000"),
+        (lambda f: change_json(f / "attack.json", steps="ten"), "steps is not a whole number, at least 0: 'ten'"),
+        (lambda f: change_json(f / "attack.json", steps=math.inf), "steps is not a whole number, at least 0: inf"),
+        (lambda f: change_json(f / "attack.json", steps=math.nan), "steps is not a whole number, at least 0: nan"),
+        (lambda f: change_json(f / "attack.json", restarts=-1), "restarts is not a whole number, at least 0: -1"),
         (lambda f: (f / "attack.npz").write_bytes(b""), "attack.npz cannot be read: its digest"),
         (lambda f: change_examples(f, index=np.arange(6) + 60), "an index lies beyond the certificate"),
         (lambda f: change_examples(f, inside=np.zeros((6, 3, 8, 8))), "inside are images of another shape"),

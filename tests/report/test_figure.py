@@ -1,5 +1,6 @@
 """Figures: files that are what their names say, for runs in any state; and a clear word without matplotlib."""
 
+import json
 import sys
 
 import pytest
@@ -30,6 +31,27 @@ def test_figures(run, tmp_path):
     (run / "log.jsonl").unlink()
     bare = [read(run, "nothing")]
     assert figure.save(bare, summarise(bare), tmp_path) == []
+
+
+def test_labels_say_what_is_drawn(run):
+    """An attack on some images says on which; the paper is drawn once, in grey."""
+    pytest.importorskip("matplotlib")
+    said = json.loads((run / "run.json").read_text())
+    said["run"] |= {"model": "cpl-s", "data": "cifar10", "sizes": {}}
+    (run / "run.json").write_text(json.dumps(said))
+    runs = [read(run, "one"), read(run, "two")]
+    drawn = figure.accuracy(runs, summarise(runs))
+    assert drawn is not None
+    lines = {line.get_label(): line for line in drawn.axes[0].lines}
+    paper = "the paper's CPL-S on cifar10, certified"
+    assert list(lines) == [
+        "one, certified",
+        "one, under attack, first 40 images",
+        "two, certified",
+        "two, under attack, first 40 images",
+        paper,
+    ]
+    assert lines[paper].get_color() == figure.GREY not in figure.COLOURS
 
 
 def test_the_certified_curve_is_exact(original):

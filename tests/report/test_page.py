@@ -110,11 +110,16 @@ def test_runs_in_any_state(run):
     (run / "log.jsonl").unlink()
     begun = read(run, "begun")
     text = render(whole, certified, trained, begun)
-    assert "Consistent." in text
     assert text.count("nothing certified yet") == 2
     for said in ("no certificate yet: lipflow certify", "training has not ended", "not attacked yet: lipflow attack"):
         assert said in text
-    assert "Nothing was compared" in render(certified)
+    assert "Consistent as far as compared." in text
+    named = "certified (not attacked); trained (no certificate); begun (no certificate)"
+    assert f"Not compared: {named}." in text
+    assert '<p class="verdict warn"><span><b>Nothing was compared</b>: certified (not attacked).' in render(certified)
+    alone = render(whole)
+    assert '<p class="verdict"><span><b>Consistent.</b>' in alone
+    assert "Not compared" not in alone
     alone = render(begun)
     for section in ("curves", "radii", "training", "gallery", "ledger"):
         assert f'<section id="{section}"' not in alone

@@ -1,5 +1,7 @@
 """The paper's numbers: complete, and as a reader of its tables finds them."""
 
+from dataclasses import replace
+
 from lipflow.models.cpl import SIZES
 from lipflow.report.published import (
     ARCHITECTURES,
@@ -9,8 +11,11 @@ from lipflow.report.published import (
     RELAXED,
     TABLES,
     published,
+    reference,
+    references,
 )
 from lipflow.train.recipe import RECIPES, radius
+from lipflow.train.run import Run
 
 
 def test_rows_are_found_by_model_and_data():
@@ -22,6 +27,38 @@ def test_rows_are_found_by_model_and_data():
     assert row.at("0.5") is None
     assert published("cpl-digits", "digits") is None
     assert published("bcop-large", "cifar10") is None
+
+
+def test_a_fixed_step_has_no_certified_row():
+    """What the paper certifies has the step of the proof; a run with another h goes with its relaxed networks."""
+    run = Run.of("cpl-s", "cifar10")
+    own = reference(run)
+    assert own is not None
+    assert (own.title, own.clean, dict(own.at)) == (
+        "CPL-S on cifar10, certified",
+        75.6,
+        dict(zip(EPSILONS, (62.3, 46.9, 32.2), strict=True)),
+    )
+    for h, (clean, standing) in RELAXED.items():
+        found = reference(replace(run, sizes={"h": h, "depth": 3}))
+        assert found is not None
+        assert "under PGD" in found.title
+        assert (found.clean, found.at) == (clean, (("36/255", standing),))
+    for changed in (
+        replace(run, sizes={"h": 0.5}),
+        replace(run, sizes={"h": [1.0]}),
+        replace(run, sizes={"h": "1.0"}),
+        replace(run, sizes={"h": 1.0}, data="cifar100"),
+        Run.of("cpl-digits", "digits"),
+    ):
+        assert reference(changed) is None
+    assert reference(replace(run, sizes={"h": 1})) == reference(replace(run, sizes={"h": 1.0}))
+
+
+def test_each_row_once():
+    one, other = Run.of("cpl-s", "cifar10"), Run.of("cpl-s", "cifar100")
+    found = references([one, replace(one, seed=3, sizes={"depth": 2}), other, Run.of("cpl-digits", "digits"), one])
+    assert [row.title for row in found] == ["CPL-S on cifar10, certified", "CPL-S on cifar100, certified"]
 
 
 def test_every_published_model_can_be_trained():

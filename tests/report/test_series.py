@@ -39,7 +39,9 @@ def test_an_axis_for_radii_without_limit(original):
     assert run.certificate is not None
     limitless = replace(run, certificate=replace(run.certificate, radius=run.certificate.radius + 1e308))
     assert epsilon_reach([limitless], ["1"]) <= 9  # the diameter of 8×8 pixels is 8
-    assert epsilon_reach([replace(run, certificate=None)], []) > 0
+    for epsilons in ([], ["1e-300"], [f"0.{'0' * 320}1"], ["1000000"]):
+        reach = epsilon_reach([replace(run, certificate=None)], epsilons)
+        assert 1 <= reach <= 1.1e6
 
 
 def test_losses_that_are_no_numbers_are_left_out():

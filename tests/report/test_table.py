@@ -3,11 +3,12 @@
 import json
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from lipflow.report.evidence import read
 from lipflow.report.table import DASH, escape, markdown, merge, summarise
-from tests.report.conftest import change_claims, rows
+from tests.report.conftest import change_claims, change_examples, change_rows, rows
 
 
 def _line(summary, kind):
@@ -23,7 +24,34 @@ def test_the_numbers_are_those_of_the_files(original):
     assert _line(summary, "certified").average == f"{(held['radius'] * right).mean():.4f}"
     clean, standing = (f"{sum(flags) / 40:.2%}" for flags in (attack["clean"], attack["standing"]["0.1"]))
     assert _line(summary, "attacked").values == (clean, standing, DASH)
-    assert _line(summary, "attacked").title == "under attack, first 40"
+    assert _line(summary, "attacked").title == "under attack, first 40 images"
+
+
+def _numbers(line):
+    return [None if value == DASH else float(value.rstrip("%")) for value in line.values]
+
+
+def test_an_attack_on_some_images_stands_beside_what_is_certified_of_the_same(original):
+    """certified ≤ attacked ≤ clean can be seen, whatever all the other images are like."""
+    held, eps = rows(original), ["0.1", "0.25", "0.5"]
+    summary = summarise([read(original, "tiny")], eps)
+    part, attacked = _line(summary, "part"), _line(summary, "attacked")
+    assert part.title == "certified, first 40 images"
+    right = (held["label"] == held["truth"])[:40]
+    at = [right, *(right & (held["radius"][:40] > float(e)) for e in eps)]
+    assert part.values == tuple(f"{flags.mean():.2%}" for flags in at)
+    for certified, standing in zip(_numbers(part), _numbers(attacked), strict=True):
+        assert certified <= standing <= _numbers(part)[0] == _numbers(attacked)[0]
+    for text in ("certified, first 40 images", "under attack, first 40 images"):
+        assert f"| {text} |" in markdown(summary)
+
+
+def test_an_attack_on_all_images_needs_no_such_line(run):
+    change_rows(run, **{name: column[:40] for name, column in rows(run).items()})
+    with np.load(run / "attack.npz") as found:
+        change_examples(run, index=found["index"] % 40)
+    lines = summarise([read(run, "tiny")]).entries[0].lines
+    assert [(line.kind, line.title) for line in lines] == [("certified", "certified"), ("attacked", "under attack")]
 
 
 def test_radii_are_all_that_the_runs_speak_of(original):
@@ -32,23 +60,35 @@ def test_radii_are_all_that_the_runs_speak_of(original):
     assert [Fraction(eps) for eps in merge(["1", "36/255"])] == [Fraction(36, 255), 1]
 
 
-def _as_published(folder, **recipe):
+def _as_published(folder, sizes=None, **recipe):
     said = json.loads((folder / "run.json").read_text())
-    said["run"] |= {"model": "cpl-s", "data": "cifar10", "sizes": {}}
+    said["run"] |= {"model": "cpl-s", "data": "cifar10", "sizes": sizes or {}}
     said["run"]["recipe"] |= recipe
     (folder / "run.json").write_text(json.dumps(said))
 
 
-def test_the_paper_stands_beside_the_models_it_has(run):
-    assert not any(line.kind == "published" for line in summarise([read(run, "tiny")]).entries[0].lines)
+def test_the_paper_stands_apart_and_once(run):
+    """Its networks are no runs: two runs of one model have one row of it, among neither's lines."""
+    assert summarise([read(run, "tiny")]).published == ()
     _as_published(run, epochs=20, batch_size=256)
-    summary = summarise([read(run, "tiny")], ["36/255", "0.5", "24/85"])
-    line = _line(summary, "published")
-    assert (line.title, line.values) == ("the paper's CPL-S", ("75.6%", "62.3%", "46.9%", DASH))
+    summary = summarise([read(run, "tiny"), read(run, "again")], ["36/255", "0.5", "24/85"])
+    (line,) = summary.published
+    assert (line.title, line.values) == ("CPL-S on cifar10, certified", ("75.6%", "62.3%", "46.9%", DASH))
     assert "Table 2" in line.note
+    assert not any(line.kind == "published" for entry in summary.entries for line in entry.lines)
+    assert markdown(summary).count("75.6%") == 1
     remark = next(text for text in summary.entries[0].remarks if text.startswith("not the published run"))
     assert "--epochs 20 (published: 200)" in remark
     assert "--seed" not in remark
+
+
+def test_a_relaxed_run_goes_with_no_certified_row(run):
+    _as_published(run, sizes={"depth": 1, "h": 0.1})
+    summary = summarise([read(run, "tiny")], ["36/255", "72/255"])
+    (line,) = summary.published
+    assert (line.title, line.values) == ("CPL with h = 0.1 on cifar10, under PGD", ("82.23%", "62.99%", DASH))
+    remark = next(text for text in summary.entries[0].remarks if text.startswith("not the published run"))
+    assert "h=0.1" in remark
 
 
 def test_markdown(run):

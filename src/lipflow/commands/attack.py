@@ -8,7 +8,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lipflow.train.distributed import Ranks
 
 AT_ONCE = 100  # images between two signs of progress
+FEW = 4  # images of the gallery between two signs of progress: each takes many attacks
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,12 @@ class Attack:
     """Of the random starts."""
     gallery: int = 24
     """So many images, spread over the radii, are attacked further for the gallery of `lipflow report` (0: none)."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("images", 1), ("steps", 0), ("restarts", 1), ("gallery", 0)):
+            given = getattr(self, name)
+            if given is not None and given < least:
+                raise ValueError(f"--{name} must be at least {least}, not {given}")
 
 
 def attack(arguments: Attack) -> int:
@@ -60,7 +67,7 @@ def over_ranks(arguments: Attack, radii: tuple[str, ...], ranks: "Ranks") -> int
     from rich.table import Table
 
     from lipflow import record
-    from lipflow.attack import EXAMPLES, OUTCOMES, PGD, pgd
+    from lipflow.attack import PGD, pgd
     from lipflow.commands.progress import through
     from lipflow.frozen import Frozen
     from lipflow.rounding import down
@@ -73,6 +80,8 @@ def over_ranks(arguments: Attack, radii: tuple[str, ...], ranks: "Ranks") -> int
     eps = [radius(name) for name in names]
     with np.load(rows, allow_pickle=False) as columns:
         found = {k: torch.from_numpy(columns[k][: arguments.images]) for k in ("images", "truth", "label", "radius")}
+    if not len(found["truth"]):
+        raise ValueError(f"{rows} holds no images to attack; run `lipflow certify {arguments.run}` again")
     frozen, how = Frozen.load(weights), PGD(steps=arguments.steps, restarts=arguments.restarts, seed=arguments.seed)
     parts = through(ranks.share(torch.arange(len(found["truth"]))).split(AT_ONCE), "attacking", ranks.first)
     success = [pgd(frozen, found["images"][i], found["truth"][i], eps, how, i).success for i in parts]
@@ -90,33 +99,59 @@ def over_ranks(arguments: Attack, radii: tuple[str, ...], ranks: "Ranks") -> int
         outcome[name] = standing.tolist()
         table.add_row(name, f"{float(certified.double().mean()):.2%}", f"{float(standing.double().mean()):.2%}")
     Console().print(table)
-    outcomes, examples = (arguments.run / name for name in (OUTCOMES, EXAMPLES))
-    outcomes.unlink(missing_ok=True)  # a half-written outcome says nothing
-    examples.unlink(missing_ok=True)
     of = json.loads(claims.read_text())["digest"]
     said = {"attack": "L2-PGD", **asdict(how), "certificate": of, "clean": right.tolist(), "standing": outcome}
-    if arguments.gallery > 0 and len(right):
-        np.savez(examples, **further(frozen, found, how, arguments.gallery))
-        said["examples"] = hashlib.sha256(examples.read_bytes()).hexdigest()
-    outcomes.write_text(json.dumps(said))
-    print(f"wrote {outcomes}")
+    write(arguments.run, said)  # before the gallery, which takes long and may be interrupted
+    if arguments.gallery > 0:
+        write(arguments.run, said, further(frozen, found, how, arguments.gallery))
     if not sound:
         print("a certified image was broken: this is a bug in lipflow; please report it with the folder of the run")
     return 0 if sound else 1
 
 
-def further(frozen: "Frozen", found: dict[str, "Tensor"], how: "PGD", count: int) -> dict:
+def write(folder: Path, said: dict[str, Any], columns: dict[str, Any] | None = None) -> None:
+    """Write attack.json, and attack.npz if there are examples: at every moment the former speaks of what is there."""
+    import numpy as np
+
+    from lipflow.attack import EXAMPLES, OUTCOMES
+    from lipflow.files import write_atomic
+
+    def fill(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            np.savez(file, **(columns or {}))
+
+    outcomes, examples = folder / OUTCOMES, folder / EXAMPLES
+    if columns is not None:
+        write_atomic(examples, fill)
+        said = {**said, "examples": hashlib.sha256(examples.read_bytes()).hexdigest()}
+    write_atomic(outcomes, lambda temporary: temporary.write_text(json.dumps(said)))
+    if columns is None:
+        examples.unlink(missing_ok=True)  # of an attack before
+    print(f"wrote {outcomes if columns is None else examples}")
+
+
+def further(frozen: "Frozen", found: dict[str, "Tensor"], how: "PGD", count: int) -> dict[str, Any]:
     """Some images, evenly spread by rank of radius, attacked where their certificate speaks and where it ends.
 
     The label attacked is the one that the network gave, be it right or wrong, as that is what is certified. `inside`
     is the strongest image in the largest ball below the radius; `nearest` has another label, if any was found.
     """
+    import numpy as np
+    import torch
+
+    from lipflow.commands.progress import through
+
+    order, count = found["radius"].argsort(stable=True), min(count, len(found["radius"]))
+    index = order[torch.linspace(0, len(order) - 1, count).round().long()]
+    parts = [_further(frozen, found, how, part) for part in through(index.split(FEW), "attacking for the gallery:")]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _further(frozen: "Frozen", found: dict[str, "Tensor"], how: "PGD", index: "Tensor") -> dict[str, Any]:
     import torch
 
     from lipflow.attack import nearest, pgd
 
-    order, count = found["radius"].argsort(stable=True), min(count, len(found["radius"]))
-    index = order[torch.linspace(0, len(order) - 1, count).round().long()]
     images, label = found["images"][index], found["label"][index]
     ball = torch.nextafter(found["radius"][index], torch.zeros(1, dtype=torch.float64))
     inside = pgd(frozen, images, label, [ball], how, index)

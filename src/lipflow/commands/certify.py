@@ -31,6 +31,10 @@ class Certify:
     data_dir: Path | None = None
     """Where the data is, if not where it was when the network was trained."""
 
+    def __post_init__(self) -> None:
+        if self.images is not None and self.images < 1:
+            raise ValueError(f"--images must be at least 1, not {self.images}")
+
 
 def certify(arguments: Certify) -> int:
     """Certify, write, and print the table."""

@@ -14,7 +14,7 @@ class Report:
     """Compare runs on one page that opens offline: tables, curves, radii, images and certificates."""
 
     runs: tuple[Path, ...]
-    """The folders of runs, or pretrained networks by name; what a run does not have yet is said."""
+    """The folders of runs, or pretrained networks by name; what a run lacks is said, other folders are left out."""
     out: Path = Path("report.html")
     """The page."""
     names: tuple[str, ...] = ()
@@ -40,11 +40,17 @@ def report(arguments: Report) -> int:
     for flag, path in (("--out", arguments.out), ("--markdown", arguments.markdown)):
         if path is not None:
             _require_place(flag, path)
+    if arguments.markdown is not None and arguments.markdown.resolve() == arguments.out.resolve():
+        raise ValueError(f"--out {arguments.out} and --markdown {arguments.markdown} are one file; give two")
     if arguments.figures is not None:
         figure.require_matplotlib()
         if arguments.figures.exists() and not arguments.figures.is_dir():
             raise ValueError(f"--figures {arguments.figures}: that is a file; give a folder")
-    runs = read_all(tuple(folder_of(run) for run in arguments.runs), arguments.names)
+    folders = tuple(folder_of(run) for run in arguments.runs)
+    runs = read_all(folders if arguments.names else _with_runs(folders), arguments.names)  # names go by position
+    for run in runs:
+        if run.stale:
+            print(f"lipflow: {run.name}: {run.missing[-1]}", file=sys.stderr)
     summary = summarise(runs, arguments.radii)
     wrong = [text for run in runs for text in contradictions(run)]
     texts = {arguments.out: page(runs, summary)}
@@ -67,26 +73,34 @@ def report(arguments: Report) -> int:
 
 
 def show(summary: "Summary") -> None:
-    """Print a table for each run: ε down, what was proved, what an attack left and what the paper has across."""
+    """Print a table for each run, ε down, what was proved and what an attack left across; then one of the paper."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console()
-    for entry in summary.entries:
+    for entry in (*summary.entries, *summary.paper):
         title = Text(f"{entry.name}: {entry.about}")  # a name is text, whatever brackets are in it
         table = Table("radius", title=title)
         for line in entry.lines:
             table.add_column(Text(line.title))
         for row, name in enumerate(("0 (clean)", *summary.epsilons)):
             table.add_row(name, *(line.values[row] for line in entry.lines))
-        if entry.lines:
+        if any(line.average for line in entry.lines):
             table.add_row("average radius", *(line.average for line in entry.lines))
-            console.print(table)
-        else:
-            console.print(title)
+        console.print(table if entry.lines else title)
         for remark in entry.remarks:
             console.print(Text(f"{entry.name}: {remark}"), soft_wrap=True)
+
+
+def _with_runs(folders: tuple[Path, ...]) -> tuple[Path, ...]:
+    """Those that hold a run, and a word on the others; all of them if none does or one is not there, to be refused."""
+    empty = [folder for folder in folders if folder.exists() and not (folder / "run.json").is_file()]
+    if len(empty) == len(folders):
+        return folders
+    for folder in empty:
+        print(f"lipflow: passed over {folder}: it holds no run.json", file=sys.stderr)
+    return tuple(folder for folder in folders if folder not in empty)
 
 
 def _require_place(flag: str, path: Path) -> None:

@@ -40,10 +40,13 @@ const MARKS = [
   (x, y, r) => `M${x},${y - 1.2 * r}l${1.2 * r},${2.2 * r}h${-2.4 * r}z`,
 ];
 
+const tone = (run) => (run === null ? "grey" : `c${run % 8}`);
+
 const CROSS = (x, y, r) => `M${x - r},${y - r}l${2 * r},${2 * r}M${x - r},${y + r}l${2 * r},${-2 * r}`;
 
 class Chart {
-  // x, y: {low, high, label, format, log}; series: [{run, at(x) → y or null, read(x) → text, points, look, curve}]
+  // x, y: {low, high, label, format, log}; series: [{run, at(x) → y or null, read(x) → text, points, look, curve}], where
+  // the run is its number, or null for what is no run and is drawn in grey
   constructor(box, options) {
     Object.assign(this, { box, chosen: null, cursor: null, step: 0.01 }, options);
     box.classList.add("chart");
@@ -117,7 +120,7 @@ class Chart {
   }
 
   trace(series) {
-    const group = draw("g", { class: `c${series.run % 8}`, "data-run": series.run, "data-look": series.look });
+    const group = draw("g", { class: tone(series.run), "data-run": series.run ?? "none", "data-look": series.look });
     let path = "";
     if (series.curve) {
       for (let p = this.left, pen = "M"; p <= this.right; p += 0.5) {
@@ -155,7 +158,7 @@ class Chart {
     const lines = this.shown().map((series) => [series, series.read(x)]).filter(([, text]) => text);
     this.tip.replaceChildren(make("p", "", this.x.say ? this.x.say(x) : `${this.x.label} ${this.x.format(x)}`));
     for (const [series, text] of lines) {
-      this.tip.append(make("p", "", make("span", `swatch c${series.run % 8}`), text));
+      this.tip.append(make("p", "", make("span", `swatch ${tone(series.run)}`), text));
     }
     this.tip.hidden = !lines.length;
     const at = this.px(x);

@@ -30,6 +30,15 @@ def compared(run: Evidence) -> int:
     return sum(int(run.certificate.certified(radius(eps))[:counted].sum()) for eps in run.outcome.standing)
 
 
+def untested(run: Evidence) -> str:
+    """Why nothing of a run was compared; empty if something was."""
+    if run.certificate is None:
+        return "no certificate"
+    if run.outcome is None:
+        return "its attack is of another certificate" if run.stale else "not attacked"
+    return "" if compared(run) else "nothing is certified where it was attacked"
+
+
 def _outcomes(certificate: Certificate, outcome: Outcome) -> list[str]:
     found = []
     for eps, standing in outcome.standing.items():

@@ -10,7 +10,7 @@ import json
 import math
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -46,6 +46,9 @@ class Primitive:
     norm: float | None
 
 
+COLUMNS = ("images", "truth", "label", "radius", "paper_radius", "logits")  # of a certificate, one row an image
+
+
 @dataclass(frozen=True, eq=False)
 class Certificate:
     """certificate.json and certified.npz: the claims, and one row an image."""
@@ -65,6 +68,10 @@ class Certificate:
     @cached_property
     def right(self) -> np.ndarray:  # (n,) bool
         return self.label == self.truth
+
+    def first(self, count: int) -> "Certificate":
+        """The same of the first images only."""
+        return replace(self, **{name: getattr(self, name)[:count] for name in COLUMNS})
 
     def certified(self, eps: Fraction) -> np.ndarray:
         """Which images are right and have R > eps exactly: `(n,)`, bool."""
@@ -112,6 +119,14 @@ class Evidence:
     epochs: tuple[Epoch, ...]
     certificate: Certificate | None
     outcome: Outcome | None
+    stale: bool = False  # it has an attack on another certificate, which says nothing about this one
+
+    @property
+    def part(self) -> int:
+        """How many images were attacked, the first ones, if those are not all that are certified; else 0."""
+        if self.certificate is None or self.outcome is None or len(self.outcome) == len(self.certificate.truth):
+            return 0
+        return len(self.outcome)
 
     @property
     def missing(self) -> list[str]:
@@ -121,7 +136,9 @@ class Evidence:
             lacks.append(f"training has not ended: lipflow train --out {self.folder} --resume")
         if self.certificate is None:
             lacks.append(f"no certificate yet: lipflow certify {self.folder}")
-        if self.outcome is None:
+        if self.stale:
+            lacks.append(f"{OUTCOMES} is of another certificate, and left out: lipflow attack {self.folder}")
+        elif self.outcome is None:
             lacks.append(f"not attacked yet: lipflow attack {self.folder}")
         return lacks
 
@@ -148,7 +165,8 @@ def read(folder: Path, name: str) -> Evidence:
     attacked = certificate is not None and (folder / OUTCOMES).is_file()
     outcome = _outcome(folder, certificate) if certificate is not None and attacked else None
     losses, epochs = _log(folder / "log.jsonl")
-    return Evidence(name, folder, record, (folder / FINAL).is_file(), losses, epochs, certificate, outcome)
+    ended, stale = (folder / FINAL).is_file(), attacked and outcome is None
+    return Evidence(name, folder, record, ended, losses, epochs, certificate, outcome, stale)
 
 
 def _certificate(folder: Path) -> Certificate:
@@ -158,11 +176,7 @@ def _certificate(folder: Path) -> Certificate:
     _hold(said.get("schema") == 1, path, f"this version reads schema 1, not {said.get('schema')!r}")
     _hold(said.get("digest") == digest(stated), path, "it was changed after it was written: its digest does not fit")
     rows = folder / ROWS
-    columns = _arrays(
-        rows,
-        _table(said.get("files"), path, "files").get(ROWS),
-        ("images", "truth", "label", "radius", "paper_radius", "logits"),
-    )
+    columns = _arrays(rows, _table(said.get("files"), path, "files").get(ROWS), COLUMNS)
     count = len(columns["truth"])
     _hold(all(len(column) == count for column in columns.values()), rows, "its columns differ in length")
     _hold(columns["logits"].ndim == 2, rows, "logits are (n, classes)")
@@ -192,14 +206,18 @@ def _primitive(line: Mapping[str, Any], path: Path) -> Primitive:
     return Primitive(str(kind), str(shape), str(how), lipschitz, rounding, norm)
 
 
-def _outcome(folder: Path, certificate: Certificate) -> Outcome:
+def _outcome(folder: Path, certificate: Certificate) -> Outcome | None:
+    """The attack on a certificate; None if it was on another one, by its digest or, without one, by its labels."""
     path = folder / OUTCOMES
     said = _json(path, path.read_bytes())
-    again = f"it is of another certificate; run `lipflow attack {folder}` again"
-    _hold(said.get("certificate", certificate.digest) == certificate.digest, path, again)
+    if said.get("certificate", certificate.digest) != certificate.digest:
+        return None
     clean, standing = _flags(said.get("clean"), path), _table(said.get("standing"), path, "standing")
-    _hold(len(clean) <= len(certificate.right), path, again)
-    _hold(bool((clean == certificate.right[: len(clean)]).all()), path, again)
+    fits = len(clean) <= len(certificate.right) and bool((clean == certificate.right[: len(clean)]).all())
+    if "certificate" not in said and not fits:
+        return None
+    _hold(fits, path, "which images are clean is not what its certificate says")
+    _hold(len(clean) > 0, path, "it attacks no image")
     _hold(len(standing) > 0, path, "it attacks at no radius")
     try:
         names = sorted(standing, key=parse_radius)
@@ -207,7 +225,7 @@ def _outcome(folder: Path, certificate: Certificate) -> Outcome:
         raise ValueError(f"{path}: {error}") from None
     columns = {name: _flags(standing[name], path) for name in names}
     _hold(all(len(column) == len(clean) for column in columns.values()), path, "its lists differ in length")
-    steps, restarts = (int(_number(said.get(key), path, key)) for key in ("steps", "restarts"))
+    steps, restarts = (_count(said.get(key), path, key) for key in ("steps", "restarts"))
     examples = _examples(folder / EXAMPLES, said["examples"], certificate) if "examples" in said else None
     return Outcome(steps, restarts, clean, columns, examples)
 
@@ -287,6 +305,11 @@ def _pixels(images: np.ndarray, path: Path) -> None:
 def _flags(values: Any, path: Path) -> np.ndarray:
     _hold(isinstance(values, list) and all(type(v) is bool for v in values), path, "true or false, one an image")
     return np.array(values, dtype=bool)
+
+
+def _count(value: Any, path: Path, name: str) -> int:
+    _hold(type(value) is int and value >= 0, path, f"{name} is not a whole number, at least 0: {value!r}")
+    return value
 
 
 def _number(value: Any, path: Path, name: str) -> float:

@@ -13,10 +13,12 @@ from lipflow.report.table import Summary
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 # As on the page, in its order: told apart by colour-blind readers, and by their marks without colour.
 COLOURS = ("#0b63a5", "#c2500a", "#00805e", "#a2478a", "#8d6a00", "#3b8fc4", "#55585e", "#7d2244")
 MARKS = "osD^"
+GREY = "#8a8d92"  # what is no run
 
 
 def require_matplotlib() -> None:
@@ -42,7 +44,7 @@ def save(runs: Sequence[Evidence], summary: Summary, folder: Path) -> list[Path]
 
 
 def accuracy(runs: Sequence[Evidence], summary: Summary) -> "Figure | None":
-    """Certified (solid), attacked (dashed) and published (crosses) accuracy against ε."""
+    """Certified (solid), attacked (dashed) and, in grey, published (crosses) accuracy against ε."""
     if not any(run.certificate is not None for run in runs):
         return None
     figure, (axes,) = _figure(1, 6.4)
@@ -55,15 +57,12 @@ def accuracy(runs: Sequence[Evidence], summary: Summary) -> "Figure | None":
             inside = ends <= reach
             x, y = np.append(ends[inside], reach), np.append(left[inside], left[inside][-1])
             axes.step(x, 100 * y, where="post", color=colour, label=f"{plain(run.name)}, certified")
-        for points, style, mark, what in (
-            (attacked(run), "--", MARKS[(i + i // 8) % 4], "under attack"),
-            (paper(run), ":", "x", "in the paper"),
-        ):
-            if points:
-                (line,) = axes.plot([p[1] for p in points], [100 * p[2] for p in points], style, marker=mark)
-                line.set(color=colour, linewidth=1, markersize=4.5, label=f"{plain(run.name)}, {what}")
-                if mark != "x":
-                    line.set_markerfacecolor("white")
+        if points := attacked(run):
+            line = _marked(axes, points, "--", MARKS[(i + i // 8) % 4])
+            of = f", first {run.part} images" if run.part else ""
+            line.set(color=colour, markerfacecolor="white", label=f"{plain(run.name)}, under attack{of}")
+    for i, (title, points) in enumerate(paper(runs)):
+        _marked(axes, points, ":", "x+12"[i % 4]).set(color=GREY, label=f"the paper's {title}")
     axes.set(xlabel="ε, the L2 norm of the perturbation", ylabel="accuracy (%)", xlim=(0, reach), ylim=(0, 101))
     axes.legend(frameon=False, fontsize=8)
     return figure
@@ -105,6 +104,11 @@ def training(runs: Sequence[Evidence]) -> "Figure | None":
     checks.set(xlabel="epoch", ylabel="validation accuracy (%)", ylim=(0, 101))
     losses.legend(frameon=False, fontsize=8)
     return figure
+
+
+def _marked(axes: "Axes", points: Sequence[tuple[str, float, float]], style: str, mark: str) -> "Line2D":
+    x, y = [p[1] for p in points], [100 * p[2] for p in points]
+    return axes.plot(x, y, style, marker=mark, linewidth=1, markersize=4.5)[0]
 
 
 def plain(text: str) -> str:

@@ -11,10 +11,11 @@ function visible(series) {
 }
 
 // Sorted radii of the images with the right label, as the float64 numbers that they are.
-for (const run of DATA.runs) {
-  if (run.radii === undefined) continue;
-  const bytes = Uint8Array.from(atob(run.radii), (letter) => letter.charCodeAt(0));
-  run.sorted = new Float64Array(bytes.buffer);
+// `of` is a run or, if only its first images were attacked, its part.
+for (const of of DATA.runs.flatMap((run) => [run, run.part ?? {}])) {
+  if (of.radii === undefined) continue;
+  const bytes = Uint8Array.from(atob(of.radii), (letter) => letter.charCodeAt(0));
+  of.sorted = new Float64Array(bytes.buffer);
 }
 
 // How many images are right with R > ε: no rounding, as both are float64 and ε is rounded down.
@@ -40,6 +41,14 @@ function attackText(run, eps) {
   return point[1] === eps ? percent(point[2]) : `≤ ${percent(point[2])}`;
 }
 
+// On some images only, with what is certified and clean of the same.
+function attackSaid(run, eps) {
+  const attack = `under attack ${attackText(run, eps)}`;
+  if (!run.part) return `${run.name}: ${attack}`;
+  const [proved, clean] = [eps, 0].map((x) => percent(accuracy(run.part, x)));
+  return `${run.name}, first ${run.part.images} images: certified ${proved}, ${attack}, clean ${clean}`;
+}
+
 // Accuracy against ε
 
 function curves() {
@@ -53,14 +62,14 @@ function curves() {
     }
     if (run.attacked.length) {
       series.push({ run: index, kind: "attacked", look: "dashed", marked: true,
-        points: run.attacked.map(([, x, y]) => [x, y]), read: (x) => `${run.name}: under attack ${attackText(run, x)}` });
-    }
-    if (run.published.length) {
-      const near = (x) => run.published.find((point) => Math.abs(point[1] - x) < 0.012 * DATA.reach);
-      series.push({ run: index, kind: "published", look: "paper", marked: true, points: run.published.map(([, x, y]) => [x, y]),
-        read: (x) => (near(x) ? `${run.title}: certified ${(100 * near(x)[2]).toFixed(1)}% at ${near(x)[0]}` : "") });
+        points: run.attacked.map(([, x, y]) => [x, y]), read: (x) => attackSaid(run, x) });
     }
   });
+  for (const { title, points } of DATA.published) {
+    const near = (x) => points.find((point) => Math.abs(point[1] - x) < 0.012 * DATA.reach);
+    series.push({ run: null, kind: "published", look: "paper", marked: true, points: points.map(([, x, y]) => [x, y]),
+      read: (x) => (near(x) ? `the paper's ${title}: ${plain(100 * near(x)[2])}% at ${near(x)[0]}` : "") });
+  }
   const chart = new Chart(box, { series, visible, label: "Accuracy against ε",
     x: { low: 0, high: DATA.reach, label: "ε, the L2 norm of the perturbation", format: plain, say: (x) => `ε = ${x.toFixed(3)}` },
     y: { low: 0, high: 1, format: (y) => `${Math.round(100 * y)}%` } });
@@ -88,12 +97,15 @@ function dial(chart) {
 }
 
 function readOff(row, run, eps) {
-  const [proved, left] = [row.querySelector(".proved"), row.querySelector(".left")];
-  const point = attackedAt(run, eps);
-  proved.textContent = run.sorted ? percent(accuracy(run, eps)) : "–";
-  left.textContent = attackText(run, eps);
-  left.title = point === null ? "not attacked" : `attacked at ε = ${point[0]}, ${run.attackedImages} images`;
-  row.querySelector(".is").style.width = run.sorted ? percent(accuracy(run, eps)) : "0";
+  const of = row.dataset.of === "part" ? run.part : run;
+  const point = of === (run.part ?? run) ? attackedAt(run, eps) : null;
+  const [proved, clean] = [eps, 0].map((x) => (of.sorted ? percent(accuracy(of, x)) : "–"));
+  const left = row.querySelector(".left");
+  row.querySelector(".proved").textContent = proved;
+  row.querySelector(".clean").textContent = clean;
+  left.textContent = point === null ? "–" : attackText(run, eps);
+  left.title = point === null ? "not attacked" : `attacked at ε = ${point[0]}`;
+  row.querySelector(".is").style.width = of.sorted ? proved : "0";
   row.querySelector(".may").style.width = point === null ? "0" : percent(point[2]);
 }
 

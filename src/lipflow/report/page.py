@@ -8,13 +8,14 @@ but ours, by their hashes, and no request at all: what slips through the first t
 import base64
 import hashlib
 import json
+import math
 import re
 from collections.abc import Sequence
 from html import escape
 from importlib import resources
 
 import lipflow
-from lipflow.report.consistency import compared, contradictions
+from lipflow.report.consistency import compared, contradictions, untested
 from lipflow.report.evidence import Certificate, Evidence, Primitive
 from lipflow.report.gallery import gallery
 from lipflow.report.series import epsilon_reach, payload
@@ -89,23 +90,30 @@ def _verdict(runs: Sequence[Evidence]) -> str:
 <ul>{items}</ul>
 A certificate and an attack cannot both be right. Run <code>lipflow check</code> on the run, and report it.</div>"""
     pairs = sum(compared(run) for run in runs)
+    without = "; ".join(f"{run.name} ({why})" for run in runs if (why := untested(run)))
     if not pairs:
-        return '<p class="verdict warn">Nothing was compared: no run has certified images that were attacked.</p>'
-    return f"""<p class="verdict"><span><b>Consistent.</b> Certified ≤ attacked ≤ clean, image by image: {pairs:,} times
-an attack was sent against a certified ball, and none broke it.</span></p>"""
+        return f'<p class="verdict warn"><span><b>Nothing was compared</b>: {escape(without)}.</span></p>'
+    if without:
+        kind, title, rest = " warn", "Consistent as far as compared.", f" Not compared: {escape(without)}."
+    else:
+        kind, title, rest = "", "Consistent.", ""
+    return f"""<p class="verdict{kind}"><span><b>{title}</b>
+Certified ≤ attacked ≤ clean, image by image: {pairs:,} times
+an attack was sent against a certified ball, and none broke it.{rest}</span></p>"""
 
 
 def _summary(summary: Summary) -> str:
     head = "".join(f'<th scope="col">{escape(text)}</th>' for text in (*summary.header, "average radius"))
     columns = len(summary.header) + 2
-    groups = "".join(_group(entry, number, columns) for number, entry in enumerate(summary.entries))
+    groups = "".join(_group(entry, f"c{number % 8}", columns) for number, entry in enumerate(summary.entries))
+    groups += "".join(_group(entry, "grey", columns) for entry in summary.paper)
     return f"""<div class="scroll" tabindex="0" role="region" aria-label="Summary of all runs"><table class="summary">
 <thead><tr><th scope="col">accuracy</th>{head}</tr></thead>{groups}</table></div>"""
 
 
-def _group(entry: Entry, number: int, columns: int) -> str:
+def _group(entry: Entry, tone: str, columns: int) -> str:
     name = (
-        f'<tr><th scope="rowgroup" colspan="{columns}"><span class="name"><span class="swatch c{number % 8}"></span>'
+        f'<tr><th scope="rowgroup" colspan="{columns}"><span class="name"><span class="swatch {tone}"></span>'
         f"{escape(entry.name)}<small>{escape(entry.about)}</small></span></th></tr>"
     )
     rows = []
@@ -120,9 +128,8 @@ def _group(entry: Entry, number: int, columns: int) -> str:
 
 def _remarks(summary: Summary) -> str:
     items = []
-    for entry in summary.entries:
-        notes = [f"{line.title}: {line.note}" for line in entry.lines]
-        items.append(f"<li><b>{escape(entry.name)}</b>: {escape('; '.join((*notes, *entry.remarks)))}</li>")
+    for entry in (*summary.entries, *summary.paper):
+        items.append(f"<li><b>{escape(entry.name)}</b>: {escape('; '.join((*entry.notes, *entry.remarks)))}</li>")
     return f'<ul class="remarks">{"".join(items)}</ul>'
 
 
@@ -142,20 +149,23 @@ _KINDS = {  # how a curve looks, and what it is
     "certified": ('<line class="line" x2="28" y1="6" y2="6"/>', "certified"),
     "attacked": (
         '<line class="line dashed" x2="28" y1="6" y2="6"/><circle class="point" cx="14" cy="6" r="3.5"/>',
-        "under attack, measured at the marks",
+        "under attack{of}, measured at the marks",
     ),
     "published": (
         '<line class="paper" x2="28" y1="6" y2="6"/><path class="point" d="M10.5,2.5l7,7M10.5,9.5l7,-7"/>',
-        "certified, in the paper",
+        "the paper's own networks",
     ),
 }
 
 
-def _kinds(summary: Summary) -> str:
-    there = {line.kind for entry in summary.entries for line in entry.lines}
+def _kinds(runs: Sequence[Evidence], summary: Summary) -> str:
+    there = {line.kind for lines in (*(e.lines for e in summary.entries), summary.published) for line in lines}
+    counts = sorted({run.part or math.inf for run in runs if run.outcome is not None})
+    of = " or ".join("all" if count == math.inf else f"first {count}" for count in counts)
+    of = "" if of in ("", "all") else f", {of} images"
     boxes = "".join(
         f'<label><input type="checkbox" checked data-hides="kind {kind}">'
-        f'<svg class="c6" width="28" height="12" aria-hidden="true">{sample}</svg>{text}</label>'
+        f'<svg class="grey" width="28" height="12" aria-hidden="true">{sample}</svg>{text.format(of=of)}</label>'
         for kind, (sample, text) in _KINDS.items()
         if kind in there
     )
@@ -167,23 +177,34 @@ def _curves(runs: Sequence[Evidence], summary: Summary) -> str:
         return ""
     reach = epsilon_reach(runs, summary.epsilons)
     marks = "".join(f'<button type="button">{escape(eps)}</button>' for eps in summary.epsilons)
-    rows = "".join(
-        f'<tr data-run="{i}" class="c{i % 8}"><th scope="row"><span class="swatch"></span>{escape(run.name)}</th>'
-        '<td class="bars"><div class="track"><i class="may"></i><i class="is"></i></div></td>'
-        '<td class="proved">–</td><td class="left">–</td></tr>'
-        for i, run in enumerate(runs)
-    )
+    rows = "".join(_read_off(i, run) for i, run in enumerate(runs))
+    apart = " Certified curves are of all images; the table below holds an attack on some against the same images."
     return f"""<section id="curves" aria-labelledby="h-curves"><h2 id="h-curves">Accuracy against ε</h2>
 <p>Choose an ε with the slider, the buttons, or a click on the chart. An attack at a smaller ε bounds the accuracy from
-above (≤).</p>
-{_choice(runs)}{_kinds(summary)}
+above (≤).{apart if any(run.part for run in runs) else ""}</p>
+{_choice(runs)}{_kinds(runs, summary)}
 <div id="epsilon-chart"></div>
 <div class="dial"><label for="epsilon">ε = <output id="epsilon-value" for="epsilon"></output></label>
 <input id="epsilon" type="range" min="0" max="{reach}" step="{reach / 200:.10g}" value="0">
 <div class="marks" role="group" aria-label="ε of the table">{marks}</div></div>
 <div class="scroll" tabindex="0" role="region" aria-label="Accuracy at the chosen ε"><table class="readout"><thead><tr>
 <th scope="col">run</th><th scope="col" class="words bars">proved, and at most</th><th scope="col">certified</th>
-<th scope="col">under attack</th></tr></thead><tbody aria-live="polite">{rows}</tbody></table></div></section>"""
+<th scope="col">under attack</th><th scope="col">clean</th></tr></thead>
+<tbody aria-live="polite">{rows}</tbody></table></div></section>"""
+
+
+def _read_off(number: int, run: Evidence) -> str:
+    """The rows of a run that the slider fills in: of all images and, if only some were attacked, of those."""
+    images = "" if run.certificate is None else f"<small>{len(run.certificate.truth)} images</small>"
+    names = {"whole": f'<span class="swatch"></span>{escape(run.name)}{images}'}
+    if run.part:
+        names["part"] = f'<span class="swatch part"></span>first {run.part} images'
+    return "".join(
+        f'<tr data-run="{number}" data-of="{of}" class="c{number % 8}"><th scope="row" class="{of}">{name}</th>'
+        '<td class="bars"><div class="track"><i class="may"></i><i class="is"></i></div></td>'
+        '<td class="proved">–</td><td class="left">–</td><td class="clean">–</td></tr>'
+        for of, name in names.items()
+    )
 
 
 def _radii(runs: Sequence[Evidence]) -> str:

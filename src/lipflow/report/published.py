@@ -5,8 +5,10 @@ is the mean of three runs. The rows SOC+ are quoted there from Singla, Singla an
 sizes say that they use last-layer normalization, and differ from the main ones at 256 in places; both are as printed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+from lipflow.train.run import Run
 
 PAPER = "Meunier et al. 2022"
 EPSILONS: tuple[str, ...] = ("36/255", "72/255", "108/255")
@@ -114,3 +116,44 @@ ARCHITECTURES: Mapping[str, tuple[int, int, int, int]] = {
 
 # A fixed h instead of the certified one: (clean, under PGD at 36/255), the appendix's table without a number.
 RELAXED: Mapping[float, tuple[float, float]] = {1.0: (85.10, 61.45), 0.1: (82.23, 62.99), 0.01: (78.53, 60.98)}
+
+
+class Reference(NamedTuple):
+    """What a report shows of the paper: a network of its own, not a run of ours, and its accuracies in percent."""
+
+    title: str
+    source: str
+    clean: float
+    at: tuple[tuple[str, float], ...]  # (ε, accuracy)
+
+
+_RELAXED: Mapping[float, Reference] = {
+    h: Reference(
+        f"CPL with h = {h:g} on cifar10, under PGD",
+        f"{PAPER}, appendix, relaxed layers; of which network is not said",
+        clean,
+        ((EPSILONS[0], standing),),
+    )
+    for h, (clean, standing) in RELAXED.items()
+}
+
+
+def reference(run: Run) -> Reference | None:
+    """The published network that a run is named after, whatever the run changed; None if the paper has none.
+
+    With a fixed step h nothing is certified in the paper, so a run with one goes with the relaxed networks.
+    """
+    h = run.sizes.get("h")
+    if h is not None:
+        relaxed = run.model in ARCHITECTURES and run.data == "cifar10"
+        return _RELAXED.get(h) if relaxed and isinstance(h, int | float) else None
+    row = published(run.model, run.data)
+    if row is None:
+        return None
+    pairs = tuple(zip(EPSILONS, row.certified, strict=True))
+    return Reference(f"{row.title} on {run.data}, certified", row.source, row.clean, pairs)
+
+
+def references(runs: Sequence[Run]) -> list[Reference]:
+    """Those of several runs, each once."""
+    return list(dict.fromkeys(found for run in runs if (found := reference(run)) is not None))

@@ -3,13 +3,12 @@
 import base64
 import math
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from lipflow.report.evidence import Certificate, Evidence
-from lipflow.report.published import EPSILONS, published
+from lipflow.report.published import references
 from lipflow.report.table import Summary, accuracy
 from lipflow.rounding import down
 from lipflow.train.recipe import radius
@@ -25,6 +24,7 @@ def payload(runs: Sequence[Evidence], summary: Summary) -> dict[str, Any]:
         "marks": [{"text": eps, "value": down(radius(eps))} for eps in summary.epsilons],
         "bins": BINS,
         "runs": [_run(run, reach) for run in runs],
+        "published": [{"title": title, "points": _points(points)} for title, points in paper(runs)],
     }
 
 
@@ -35,7 +35,7 @@ def epsilon_reach(runs: Sequence[Evidence], epsilons: Sequence[str]) -> float:
         if held is not None and held.right.any():
             diameter = math.sqrt(held.images[0].size)
             reach = max(reach, min(float(np.quantile(held.radius[held.right], 0.995)), diameter))
-    if reach == 0:
+    if reach < 1e-9:  # nothing that an axis could show
         return 1.0
     step = 10.0 ** math.floor(math.log10(reach)) / 10
     return round(math.ceil(1.02 * reach / step) * step, 10)
@@ -56,27 +56,22 @@ def attacked(run: Evidence) -> list[tuple[str, float, float]]:
     return [("0", 0.0, accuracy(run.outcome.clean)), *(p for p in points if p[1] > 0)]
 
 
-def paper(run: Evidence) -> list[tuple[str, float, float]]:
-    """The same of the paper's row: what it certifies."""
-    row = published(run.record.run.model, run.record.run.data)
-    if row is None:
-        return []
-    pairs = zip(EPSILONS, row.certified, strict=True)
-    return [("0", 0.0, row.clean / 100), *((eps, float(Fraction(eps)), value / 100) for eps, value in pairs)]
+def paper(runs: Sequence[Evidence]) -> list[tuple[str, list[tuple[str, float, float]]]]:
+    """(title, the same of it) of each network of the paper that runs are named after."""
+    return [
+        (row.title, [("0", 0.0, row.clean / 100), *((eps, float(radius(eps)), value / 100) for eps, value in row.at)])
+        for row in references([run.record.run for run in runs])
+    ]
 
 
 def _run(run: Evidence, reach: float) -> dict[str, Any]:
-    held, told = run.certificate, run.record.run
-    row = published(told.model, told.data)
-    values: dict[str, Any] = {"name": run.name, "attacked": _points(attacked(run)), "published": _points(paper(run))}
-    values["title"] = f"the paper's {row.title}" if row else ""
-    values["attackedImages"] = 0 if run.outcome is None else len(run.outcome)
+    held = run.certificate
+    values: dict[str, Any] = {"name": run.name, "attacked": _points(attacked(run))}
     if held is not None:
         right, wrong = histogram(held, reach)
-        radii = np.sort(held.radius[held.right]).astype("<f8")
-        values["images"] = len(held.right)
-        values["radii"] = base64.b64encode(radii.tobytes()).decode()
-        values["histogram"] = {"right": right.tolist(), "wrong": wrong.tolist()}
+        values |= _radii(held) | {"histogram": {"right": right.tolist(), "wrong": wrong.tolist()}}
+        if run.part:
+            values["part"] = _radii(held.first(run.part))
     values["losses"] = [[step, loss] for step, loss in smooth(run.losses)]
     checked = [epoch for epoch in run.epochs if epoch.clean is not None]
     values["epochs"] = [
@@ -84,6 +79,11 @@ def _run(run: Evidence, reach: float) -> dict[str, Any]:
     ]
     values["estimatedAt"] = next((next(iter(e.certified), "") for e in run.epochs if e.certified), "")
     return values
+
+
+def _radii(held: Certificate) -> dict[str, Any]:
+    radii = np.sort(held.radius[held.right]).astype("<f8")
+    return {"images": len(held.right), "radii": base64.b64encode(radii.tobytes()).decode()}
 
 
 def smooth(losses: Sequence[tuple[float, float]], most: int = 60) -> list[tuple[float, float]]:

@@ -1,7 +1,8 @@
-"""The summary: clean, certified and attacked accuracy of every run, with the paper's numbers beside them.
+"""The summary: clean, certified and attacked accuracy of every run, and the paper's numbers, apart from them.
 
 It is worked out once, as values; the terminal, Markdown and the page differ in how they print it. A number that was not
-measured is a dash: an attack at 0.5 says nothing exact about 0.4, and no row is filled in from another.
+measured is a dash: an attack at 0.5 says nothing exact about 0.4, and no row is filled in from another. An attack on
+some images stands beside what is certified of the same images, so that certified ≤ attacked ≤ clean can be seen.
 """
 
 import re
@@ -11,19 +12,20 @@ from fractions import Fraction
 
 import numpy as np
 
-from lipflow.report.evidence import Evidence
-from lipflow.report.published import EPSILONS, published
+from lipflow.report.evidence import Certificate, Evidence
+from lipflow.report.published import Reference, reference, references
 from lipflow.train.recipe import radius
 from lipflow.train.run import Run, differences
 
 DASH = "–"
+PUBLISHED = "the paper's own networks"
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a run: what it is, a note on it, and its values as they are printed, clean first, then at each ε."""
+    """One line: what it is, a note on it, and its values as they are printed, clean first, then at each ε."""
 
-    kind: str  # "certified", "attacked" or "published"
+    kind: str  # "certified", "part" (of the attacked images alone), "attacked" or "published"
     title: str
     note: str
     values: tuple[str, ...]
@@ -39,13 +41,23 @@ class Entry:
     remarks: tuple[str, ...]
     lines: tuple[Line, ...]
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(f"{line.title}: {line.note}" for line in self.lines if line.note)
+
 
 @dataclass(frozen=True)
 class Summary:
-    """All runs at the same ε."""
+    """All runs at the same ε, and the networks of the paper that they are named after, each once."""
 
     epsilons: tuple[str, ...]
     entries: tuple[Entry, ...]
+    published: tuple[Line, ...] = ()
+
+    @property
+    def paper(self) -> tuple[Entry, ...]:
+        """The networks of the paper as one more entry, if there are any."""
+        return (Entry(PUBLISHED, "as printed, no runs of ours", (), self.published),) if self.published else ()
 
     @property
     def header(self) -> tuple[str, ...]:
@@ -55,7 +67,8 @@ class Summary:
 def summarise(runs: Sequence[Evidence], radii: Sequence[str] = ()) -> Summary:
     """The summary at the ε given, or at all that the runs, their attacks and the paper's rows speak of."""
     epsilons = tuple(merge(radii or [eps for run in runs for eps in _spoken_of(run)]))
-    return Summary(epsilons, tuple(_entry(run, epsilons) for run in runs))
+    paper = [_reference(found, epsilons) for found in references([run.record.run for run in runs])]
+    return Summary(epsilons, tuple(_entry(run, epsilons) for run in runs), tuple(paper))
 
 
 def merge(radii: Sequence[str]) -> list[str]:
@@ -77,36 +90,40 @@ def percent(fraction: float) -> str:
 
 def _spoken_of(run: Evidence) -> list[str]:
     attacked = [] if run.outcome is None else list(run.outcome.standing)
-    paper = EPSILONS if _paper(run) else ()
-    return [*run.record.run.recipe.radii, *attacked, *paper]
-
-
-def _paper(run: Evidence):
-    return published(run.record.run.model, run.record.run.data)
+    paper = reference(run.record.run)
+    return [*run.record.run.recipe.radii, *attacked, *([eps for eps, _ in paper.at] if paper else [])]
 
 
 def _entry(run: Evidence, epsilons: Sequence[str]) -> Entry:
     told, lines = run.record.run, []
+    of = f", first {run.part} images" if run.part else ""
     if run.certificate is not None:
         held = run.certificate
-        values = [accuracy(held.right), *(accuracy(held.certified(radius(eps))) for eps in epsilons)]
-        average = f"{accuracy(np.minimum(held.radius, 1e9) * held.right):.4f}"
         images = f"{len(held.right)} {held.split} images".replace("  ", " ")
         title = "certified, validation images" if held.split == "validation" else "certified"
-        lines.append(Line("certified", title, images, tuple(map(percent, values)), average))
+        lines.append(_certified(held, epsilons, "certified", title, images))
+        if of:
+            lines.append(_certified(held.first(run.part), epsilons, "part", f"certified{of}", ""))
     if run.outcome is not None:
         by_value = {radius(eps): standing for eps, standing in run.outcome.standing.items()}
         found = [by_value.get(radius(eps)) for eps in epsilons]
         values = [percent(accuracy(run.outcome.clean)), *(DASH if f is None else percent(accuracy(f)) for f in found)]
         restarts = "" if run.outcome.restarts == 1 else f", {run.outcome.restarts} starts"
         note = f"L2-PGD, {run.outcome.steps} steps{restarts}, {len(run.outcome)} images"
-        part = run.certificate is not None and len(run.outcome) < len(run.certificate.right)
-        title = f"under attack, first {len(run.outcome)}" if part else "under attack"
-        lines.append(Line("attacked", title, note, tuple(values)))
-    if paper := _paper(run):
-        values = [f"{paper.clean:.1f}%", *(_published(paper.at(_spelled(eps))) for eps in epsilons)]
-        lines.append(Line("published", f"the paper's {paper.title}", f"certified; {paper.source}", tuple(values)))
+        lines.append(Line("attacked", f"under attack{of}", note, tuple(values)))
     return Entry(run.name, f"{told.model} on {told.data}, seed {told.seed}", tuple(_remarks(run)), tuple(lines))
+
+
+def _certified(held: Certificate, epsilons: Sequence[str], kind: str, title: str, note: str) -> Line:
+    values = [accuracy(held.right), *(accuracy(held.certified(radius(eps))) for eps in epsilons)]
+    average = f"{accuracy(np.minimum(held.radius, 1e9) * held.right):.4f}"
+    return Line(kind, title, note, tuple(map(percent, values)), average)
+
+
+def _reference(found: Reference, epsilons: Sequence[str]) -> Line:
+    by_value = {radius(eps): f"{value:g}%" for eps, value in found.at}  # as printed there, to 0.1 or 0.01
+    values = (f"{found.clean:g}%", *(by_value.get(radius(eps), DASH) for eps in epsilons))
+    return Line("published", found.title, found.source, values)
 
 
 def _remarks(run: Evidence) -> list[str]:
@@ -117,7 +134,7 @@ def _remarks(run: Evidence) -> list[str]:
     except ValueError:  # a model without a recipe
         changed = []
     changed = [text for text in changed if not text.startswith("--seed ")]
-    if changed and _paper(run):
+    if changed and reference(run.record.run) is not None:
         remarks.append(f"not the published run: {'; '.join(map(_difference, changed))}")
     return remarks
 
@@ -128,31 +145,21 @@ def _difference(text: str) -> str:
     return re.sub(r"\{(.*)\}", lambda m: m[1].replace("'", "").replace(": ", "=").replace(",", ""), told)
 
 
-def _spelled(eps: str) -> str:
-    """As the paper writes it."""
-    return next((text for text in EPSILONS if radius(text) == radius(eps)), eps)
-
-
-def _published(value: float | None) -> str:
-    return DASH if value is None else f"{value:.1f}%"
-
-
 def markdown(summary: Summary, warnings: Sequence[str] = ()) -> str:
     """The summary as a table of GitHub's Markdown, with what contradicts it on top."""
     lines = [f"> **Contradiction**: {escape(text)}\n>" for text in warnings] + ([""] if warnings else [])
     lines.append("| run | | " + " | ".join(map(escape, summary.header)) + " | average radius |")
     lines.append("|---|---|" + "---:|" * (len(summary.header) + 1))
-    for entry in summary.entries:
+    for entry in (*summary.entries, *summary.paper):
         if not entry.lines:
             lines.append(f"| **{escape(entry.name)}** | |{' |' * (len(summary.header) + 1)}")
         for number, line in enumerate(entry.lines):
             name = f"**{escape(entry.name)}**" if number == 0 else ""
-            cells = " | ".join((*line.values, line.average))
-            lines.append(f"| {name} | {escape(line.title)} | {cells} |")
+            lines.append(f"| {name} | {escape(line.title)} | {' | '.join((*line.values, line.average))} |")
     lines.append("")
-    for entry in summary.entries:
-        notes = [f"{line.title}: {line.note}" for line in entry.lines]
-        lines.append(f"- **{escape(entry.name)}**: {escape('; '.join((entry.about, *notes, *entry.remarks)))}")
+    for entry in (*summary.entries, *summary.paper):
+        told = "; ".join((entry.about, *entry.notes, *entry.remarks))
+        lines.append(f"- **{escape(entry.name)}**: {escape(told)}")
     return "\n".join(lines) + "\n"
 
 

@@ -81,14 +81,21 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+GREATEST = 10**6  # the diameter of [0, 1]ᵈ for d = 10¹²
+PLACES = 300  # of an exponent: 1e-999999999 as a fraction would fill the memory
+
+
 def radius(text: str) -> Fraction:
-    """A radius as written: "36/255" or "0.25", exactly."""
+    """A radius as written: "36/255" or "0.25", exactly; at most 10⁶, so that it is a float64 too."""
     try:
-        value = Fraction(text)
+        exponent = int(text.lower().partition("e")[2] or 0)
+        value = Fraction(text if abs(exponent) <= PLACES else 0)
     except (ValueError, ZeroDivisionError):
         raise ValueError(f"a radius is a number such as 36/255 or 0.25, not {text!r}") from None
     if value < 0:
         raise ValueError(f"a radius is at least 0, not {text}")
+    if value > GREATEST or abs(exponent) > PLACES:
+        raise ValueError(f"a radius is at most {GREATEST}, its exponent within ±{PLACES}, not {text!r}")
     return value
 
 
