@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from experiments.scale import GRID, Scale
 from lipflow import record
-from lipflow.attack import OUTCOMES, PGD, pgd
+from lipflow.attack import PGD, pgd
 from lipflow.commands.attack import Attack, attack
 from lipflow.commands.certify import Certify, certify
 from lipflow.data import Split, load, to_unit
@@ -77,10 +77,10 @@ def certified(folder: Path, scale: Scale) -> dict[str, Any]:
 
 
 def attacked(folder: Path, scale: Scale) -> dict[str, Any]:
-    path = folder / OUTCOMES
-    if not (path.is_file() and set(scale.attacked_at) <= set(json.loads(path.read_text())["standing"])):
-        attack(Attack(folder, epsilon=scale.attacked_at, images=scale.attacked, gallery=0))
     found = read(folder, folder.name)
+    if found.outcome is None or not set(scale.attacked_at) <= set(found.outcome.standing):
+        attack(Attack(folder, epsilon=scale.attacked_at, images=scale.attacked, gallery=0))
+        found = read(folder, folder.name)
     assert found.outcome is not None
     return {
         "attacked_images": len(found.outcome),

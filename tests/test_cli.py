@@ -7,7 +7,6 @@ import itertools
 import subprocess
 import sys
 import textwrap
-import time
 import typing
 from collections.abc import Iterator
 
@@ -31,6 +30,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["train", "--model", "cpl-s", "--help"]])
 def test_help_needs_no_torch(words):
+    """It answers at once, as nothing heavy is imported."""
     code = f"""
 import sys
 from lipflow.cli import main
@@ -38,15 +38,10 @@ try:
     main({words!r})
 except SystemExit as error:
     assert not error.code
-assert "torch" not in sys.modules
+assert not {{"torch", "numpy", "matplotlib", "safetensors", "PIL"}} & set(sys.modules)
 """
-    times = []
-    while not times or (min(times) >= 1 and len(times) < 4):  # others may be at work on this machine
-        began = time.monotonic()
-        output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-        times.append(time.monotonic() - began)
-        assert "train" in output
-    assert min(times) < 1
+    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert "train" in output
 
 
 def test_help_lists_every_command(capsys):
