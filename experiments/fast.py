@@ -100,9 +100,12 @@ def measured(run: Run) -> dict[str, Any]:
     }
     if found.outcome is not None:
         standing = {eps: accuracy(flags) for eps, flags in found.outcome.standing.items()}
-        result |= {"attacked_images": len(found.outcome), "attacked": standing}
+        proved = {eps: accuracy(held.certified(radius(eps))[: len(found.outcome)]) for eps in standing}
+        result |= {"attacked_images": len(found.outcome), "attacked": standing, "certified_of_attacked": proved}
     if (run.folder / AUTO).is_file():
-        result["autoattack"] = json.loads((run.folder / AUTO).read_text())
+        auto = json.loads((run.folder / AUTO).read_text())
+        proved = accuracy(held.certified(radius(auto["epsilon"]))[: auto["images"]])
+        result["autoattack"] = {**auto, "certified": proved}
     return result
 
 
@@ -203,13 +206,15 @@ def _attacked(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     lines = []
     for run in (run for found in rows.values() for run in found):
         if "attacked" in run:
-            at = ", ".join(f"{100 * value:.1f} at {eps}" for eps, value in run["attacked"].items())
+            pairs = {eps: (value, run["certified_of_attacked"][eps]) for eps, value in run["attacked"].items()}
+            at = ", ".join(f"{100 * a:.1f} at {eps} (certified {100 * c:.1f})" for eps, (a, c) in pairs.items())
             lines.append(f"- `{run['run']}` under L2-PGD, first {run['attacked_images']} test images: {at}.")
         if "autoattack" in run:
             found = run["autoattack"]
-            left = f"{100 * found['standing']:.1f} at {found['epsilon']} of {100 * found['clean']:.1f} clean"
+            left = f"{100 * found['standing']:.1f} at {found['epsilon']} (certified {100 * found['certified']:.1f}, "
+            left += f"clean {100 * found['clean']:.1f})"
             lines.append(f"- `{run['run']}` under AutoAttack, first {found['images']} test images: {left}.")
-    return ["", "Under attack, in percent:", "", *lines] if lines else []
+    return ["", "Under attack, in percent, and certified of the same images:", "", *lines] if lines else []
 
 
 def _cell(values: Sequence[float]) -> str:

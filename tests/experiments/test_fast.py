@@ -35,6 +35,17 @@ def test_the_table_has_means_and_spreads_and_says_what_was_not_run():
     assert "| cpl-fast, 30m | 3 |" in fast.page(rows | {"cpl-fast, 30m": [one(0.7, 0.5)] * 3})
 
 
+def test_attacks_stand_beside_what_is_certified_of_the_same_images():
+    attacked = {"attacked_images": 50, "attacked": {"36/255": 0.6}, "certified_of_attacked": {"36/255": 0.55}}
+    auto = {"epsilon": "36/255", "images": 20, "clean": 0.7, "standing": 0.58, "certified": 0.56}
+    rows = {row.title: [] for row in fast.ROWS} | {
+        "cpl-fast, 2h": [{**one(0.7, 0.5), "run": "r", **attacked, "autoattack": auto}]
+    }
+    page = fast.page(rows)
+    assert "- `r` under L2-PGD, first 50 test images: 60.0 at 36/255 (certified 55.0)." in page
+    assert "- `r` under AutoAttack, first 20 test images: 58.0 at 36/255 (certified 56.0, clean 70.0)." in page
+
+
 def test_the_figure_has_every_row(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     legends = []
