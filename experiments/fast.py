@@ -26,12 +26,11 @@ from statistics import mean, stdev
 from typing import Any
 
 from experiments.provenance import origin, provenance
-from experiments.runner import ensure, state
+from experiments.runner import answered, ensure, state
 from experiments.scale import GRID, TRAINING
 from lipflow.files import write_atomic
 from lipflow.machine import settle
 from lipflow.report.published import CIFAR10, EPSILONS
-from lipflow.train.ending import EndedEarly
 from lipflow.train.run import Run
 
 RESULT, PAGE, FIGURE = Path("experiments/results/fast.json"), Path("docs/fast.md"), Path("docs/figures/fast.png")
@@ -262,22 +261,21 @@ def main(words: Sequence[str] | None = None) -> int:
         print("\n".join(f"{state(run):<12} {name}" for name, run in runs.items()))
         return 0
     settle()
-    try:
-        for name in [] if options.page or options.attack else options.only or runs:
+    names = [] if options.page or options.attack else options.only or list(runs)
+
+    def work() -> int:
+        for name in names:
             ensure(runs[name])
             publish(data)
         if options.attack:
             measured(runs[options.attack])
             attack(runs[options.attack], *options.images)
-        publish(data)
-    except EndedEarly as error:
-        print(f"experiments.fast: {error}; the same command goes on", file=sys.stderr)
-        return error.exit_code
-    except (ValueError, OSError) as error:
-        print(f"experiments.fast: {error}", file=sys.stderr)
-        return 2
-    print(f"wrote {RESULT}, {PAGE} and {FIGURE}")
-    return 0
+        if not names:
+            publish(data)
+        print(f"wrote {RESULT}, {PAGE} and {FIGURE}")
+        return 0
+
+    return answered("experiments.fast", work)
 
 
 def publish(data: Path | None) -> None:

@@ -78,32 +78,41 @@ def experiments(only: Sequence[str] = ()) -> list[Experiment]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Parse, then list or run. What a user can get wrong is answered in one line."""
+    """Parse, then list or run."""
     import tyro
-
-    from lipflow.train.ending import EndedEarly
 
     words = sys.argv[1:] if words is None else list(words)
     options = tyro.cli(Options, args=words, prog="python -m experiments")
+    return answered("experiments", lambda: list_or_run(options, f"python -m experiments {shlex.join(words)}".strip()))
+
+
+def answered(program: str, work: Callable[[], int]) -> int:
+    """The exit code of some work; what a user can get wrong, or stop, is answered in one line."""
+    from lipflow.train.ending import EndedEarly
+
     try:
-        if options.jobs < 1:
-            raise ValueError(f"--jobs is at least 1, not {options.jobs}")
-        chosen, scale = experiments(options.only), placed(options)
-        if options.list:
-            show(chosen, scale)
-        else:
-            require_matplotlib()
-            failed = run_all(chosen, scale, options, f"python -m experiments {shlex.join(words)}".strip())
-            if failed:
-                print(f"experiments: failed: {', '.join(failed)}", file=sys.stderr)
-                return 1
+        return work()
     except EndedEarly as error:
-        print(f"experiments: {error}; the same command goes on", file=sys.stderr)
+        print(f"{program}: {error}; the same command goes on", file=sys.stderr)
         return error.exit_code
     except (ValueError, OSError) as error:
-        print(f"experiments: {error}", file=sys.stderr)
+        print(f"{program}: {error}", file=sys.stderr)
         return 2
-    return 0
+
+
+def list_or_run(options: Options, command: str) -> int:
+    """0, or 1 if an experiment failed."""
+    if options.jobs < 1:
+        raise ValueError(f"--jobs is at least 1, not {options.jobs}")
+    chosen, scale = experiments(options.only), placed(options)
+    if options.list:
+        show(chosen, scale)
+        return 0
+    require_matplotlib()
+    failed = run_all(chosen, scale, options, command)
+    if failed:
+        print(f"experiments: failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 def placed(options: Options) -> Scale:

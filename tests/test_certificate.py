@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import lipflow
 from lipflow.certificate import from_logits
@@ -106,3 +107,18 @@ def test_bad_images(frozen, images, error, words):
 def test_live_networks_are_not_certified():
     with pytest.raises(TypeError, match=r"lipflow.freeze\(model\), not Network"):
         lipflow.certify(lipflow.build("cpl-digits"), torch.zeros(1, 1, 8, 8))
+
+
+def test_outside_of_the_box_nothing_is_said():
+    """The example of docs/soundness.md: within R of x = 0, but far outside of [0, 1], rounding changes the label."""
+    layer = nn.Linear(1, 2).double()
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[1e6], [1e6 + 1e-9]], dtype=torch.float64))
+        layer.bias.copy_(torch.tensor([1e-5, 0.0], dtype=torch.float64))
+    frozen = lipflow.freeze(nn.Sequential(layer), in_shape=(1,))
+    found = lipflow.certify(frozen, torch.zeros(1, 1, dtype=torch.float64))
+    assert int(found.radius.item()) == 9542
+    far = torch.tensor([[9132.0]], dtype=torch.float64)
+    assert frozen(far).argmax().item() != found.label.item()
+    with pytest.raises(ValueError, match=r"pixels in \[0, 1\]"):
+        lipflow.certify(frozen, far)

@@ -667,10 +667,10 @@ class Truncate(Primitive):
         return x[:, : self.p["classes"]]
 
 
-KINDS: dict[str, type[Primitive]]
-KINDS = dict(affine=Affine, descent=Descent, proximal=Proximal, series=Series, spectral=Spectral, center=Center)
-KINDS |= dict(householder=Householder, avg_pool=AvgPool, pointwise=Pointwise, group_sort=GroupSort, pad=PadChannels)
-KINDS |= dict(max_pool=MaxPool, space_to_depth=SpaceToDepth, flatten=Flatten, truncate=Truncate)
+WEIGHTED = dict(affine=Affine, descent=Descent, proximal=Proximal, series=Series, spectral=Spectral)
+ON_ENTRIES = dict(center=Center, pointwise=Pointwise, group_sort=GroupSort, householder=Householder, truncate=Truncate)
+ON_PIXELS = dict(pad=PadChannels, avg_pool=AvgPool, max_pool=MaxPool, space_to_depth=SpaceToDepth, flatten=Flatten)
+KINDS: dict[str, type[Primitive]] = {**WEIGHTED, **ON_ENTRIES, **ON_PIXELS}
 
 
 # The certificate

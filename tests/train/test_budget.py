@@ -1,16 +1,22 @@
 """Plans that bend, and budgets that are kept on machines whose speed changes: with a clock of our own."""
 
 import itertools
+import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from lipflow.train import budget as budget_module
+from lipflow.train import loop as loop_module
+from lipflow.train import train
 from lipflow.train.budget import Budget
+from lipflow.train.learner import Learner
 from lipflow.train.plan import Plan
 from lipflow.train.recipe import Recipe
 from lipflow.train.schedule import SCHEDULES
 from lipflow.train.scribe import Standing
+from tests.train.tiny import FLAGS, digest, log, tiny, torchrun
 
 
 def test_one_decision_is_the_middle_of_each_share():
@@ -109,3 +115,84 @@ def test_a_budget_that_is_spent_ends_with_the_next_step(monkeypatch):
     assert took == 6.0
     schedule = SCHEDULES["linear"]
     assert 0 < schedule(plan.progress(1), Recipe()) < 1
+
+
+# Whole runs, by a clock that moves whenever it is asked
+
+
+@pytest.fixture
+def ticking(monkeypatch):
+    class Ticking(Clock):
+        def monotonic(self) -> float:
+            self.now += 0.005
+            return self.now
+
+    clock = Ticking()
+    for module in (budget_module, loop_module):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def test_a_budget_ends_the_schedule_in_time(tmp_path, ticking):
+    run = replace(tiny(tmp_path, images=1197, batch_size=100), budget="3s", exact=0)
+    began = ticking.now
+    train(run)
+    assert 0.95 < (ticking.now - began) / 3 <= 1.01
+    rates = [line["lr"] for line in log(tmp_path, "step")]
+    told = json.loads((tmp_path / "run.json").read_text())
+    assert len(rates) == told["steps"] > 60
+    assert 20 < len(told["plan"]) <= 51
+    assert rates[-1] < 0.05 * run.recipe.lr  # the schedule came to its end
+    assert max(rates) > 0.9 * run.recipe.lr
+
+
+def test_a_run_that_crashed_keeps_its_decisions(tmp_path, monkeypatch, ticking):
+    """What a crash loses is done again by the decisions of then, to the same bits; only later ones are new."""
+    run = replace(tiny(tmp_path, images=1197, batch_size=100), budget="3s", checkpoint_every="1h", exact=0)
+    gradients, steps = Learner.gradients, itertools.count()
+
+    def crash(self, batch, epoch):
+        if next(steps) == 40:
+            raise ZeroDivisionError
+        return gradients(self, batch, epoch)
+
+    monkeypatch.setattr(Learner, "gradients", crash)
+    with pytest.raises(ZeroDivisionError):
+        train(run)
+    before, lines = json.loads((tmp_path / "run.json").read_text()), log(tmp_path, "step")
+    count = before["plan"][-1][0]
+    assert len(before["plan"]) > 3
+    assert before["steps"] == before["plan"][-1][1]
+    assert count > 5
+    ticking.now += 0.7  # after a pause that shifts every later decision
+    train(run, resume=True)
+    after, again = json.loads((tmp_path / "run.json").read_text()), log(tmp_path, "step")
+    assert after["plan"][: len(before["plan"])] == before["plan"]
+    assert len(after["plan"]) > len(before["plan"])
+    assert [line["step"] for line in again] == list(range(1, after["steps"] + 1))
+    assert [(line["loss"], line["lr"]) for line in again[:count]] == [(x["loss"], x["lr"]) for x in lines[:count]]
+
+
+def test_measuring_leaves_the_learner_as_it_was(tmp_path, monkeypatch):
+    """A run of T steps is the same, whether T came from a budget or from the epochs."""
+    first = Budget.first
+    monkeypatch.setattr(Budget, "first", lambda self, start: first(self, start) * 0 + 6)
+    monkeypatch.setattr(Budget, "again", lambda self, standing, plan: 0)
+    train(replace(tiny(tmp_path / "a"), budget="20s"))
+    train(tiny(tmp_path / "b"))
+    assert digest(tmp_path / "a" / "model.safetensors") == digest(tmp_path / "b" / "model.safetensors")
+
+
+def test_a_budget_too_short_is_refused(tmp_path, ticking):
+    with pytest.raises(ValueError, match=r"--budget 0\.001s is too short"):
+        train(replace(tiny(tmp_path / "r"), budget="0.001s"))
+    assert not (tmp_path / "r").exists()
+
+
+def test_two_processes_follow_one_clock(tmp_path):
+    words = ["--validation", "300", "--batch-size", "100", "--budget", "4s", "--exact", "0"]
+    torchrun("-m", "lipflow", "train", "--out", str(tmp_path / "r"), *words, *FLAGS)
+    told = json.loads((tmp_path / "r" / "run.json").read_text())
+    assert told["environment"]["processes"] == 2
+    assert [line["step"] for line in log(tmp_path / "r", "step")] == list(range(1, told["steps"] + 1))
+    assert len(told["plan"]) > 1

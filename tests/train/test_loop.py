@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 import types
 from dataclasses import asdict, replace
 from itertools import islice
@@ -16,7 +15,6 @@ from lipflow.losses import CertificateRegularisation
 from lipflow.train import Run, load_run, train
 from lipflow.train import exact as exact_module
 from lipflow.train import loop as loop_module
-from lipflow.train.budget import Budget
 from lipflow.train.distributed import Ranks
 from lipflow.train.ending import NonFiniteLoss
 from lipflow.train.learner import Learner, make_network
@@ -240,38 +238,6 @@ def test_bad_runs_are_answered_before_anything_is_written(tmp_path):
     ]:
         with pytest.raises(error, match=words):
             train(bad)
-    assert not (tmp_path / "r").exists()
-
-
-# Budgets
-
-
-def test_a_budget_ends_the_schedule_in_time(tmp_path):
-    run = replace(tiny(tmp_path, images=1197, batch_size=100), budget="3s")
-    began = time.monotonic()
-    train(run)
-    took = time.monotonic() - began
-    steps = json.loads((tmp_path / "run.json").read_text())["steps"]
-    rates = [line["lr"] for line in log(tmp_path, "step")]
-    assert 2 < took < 6  # 3, less what freezing may take of it, and room for a machine that others slow down
-    assert len(rates) == steps > 20
-    assert rates[-1] < 0.05 * run.recipe.lr  # the schedule came to its end
-    assert max(rates) > 0.9 * run.recipe.lr
-
-
-def test_measuring_leaves_the_learner_as_it_was(tmp_path, monkeypatch):
-    """A run of T steps is the same, whether T came from a budget or from the epochs."""
-    first = Budget.first
-    monkeypatch.setattr(Budget, "first", lambda self, start: first(self, start) * 0 + 6)
-    monkeypatch.setattr(Budget, "again", lambda self, standing, plan: 0)
-    train(replace(tiny(tmp_path / "a"), budget="20s"))
-    train(tiny(tmp_path / "b"))
-    assert digest(tmp_path / "a" / "model.safetensors") == digest(tmp_path / "b" / "model.safetensors")
-
-
-def test_a_budget_too_short_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"--budget 0\.001s is too short"):
-        train(replace(tiny(tmp_path / "r"), budget="0.001s"))
     assert not (tmp_path / "r").exists()
 
 

@@ -118,31 +118,3 @@ def test_stopped_after_every_step(model, sizes, optimiser, tmp_path, monkeypatch
     calls.clear()
     train(run, resume=True)
     assert_same(tmp_path / "run", tmp_path / "whole")
-
-
-def test_a_budgeted_run_keeps_its_decisions(tmp_path, monkeypatch):
-    """What a crash loses is done again by the decisions of then, to the same bits; only later ones are new."""
-    run = replace(tiny(tmp_path, images=1197, batch_size=100), budget="3s", checkpoint_every="1h")
-    gradients, began = Learner.gradients, []
-
-    def crash(self, batch, epoch):
-        if (tmp_path / "run.json").exists():
-            began.append(time.monotonic())
-            if began[-1] - began[0] > 1:
-                raise Crash
-        return gradients(self, batch, epoch)
-
-    monkeypatch.setattr(Learner, "gradients", crash)
-    with pytest.raises(Crash):
-        train(run)
-    before, lines = json.loads((tmp_path / "run.json").read_text()), log(tmp_path, "step")
-    assert len(before["plan"]) > 5
-    assert before["steps"] == before["plan"][-1][1]
-    monkeypatch.setattr(Learner, "gradients", gradients)
-    train(run, resume=True)
-    after, again = json.loads((tmp_path / "run.json").read_text()), log(tmp_path, "step")
-    assert after["plan"][: len(before["plan"])] == before["plan"]
-    assert [line["step"] for line in again] == list(range(1, after["steps"] + 1))
-    count = before["plan"][-1][0]
-    assert count > 5
-    assert [(line["loss"], line["lr"]) for line in again[:count]] == [(x["loss"], x["lr"]) for x in lines[:count]]
