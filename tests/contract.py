@@ -127,6 +127,10 @@ LAYERS: dict[str, Layer] = {
     "max pooling": Layer(lambda: blocks.MaxPool(2), (2, 5, 4)),
     "space to depth": Layer(lambda: blocks.SpaceToDepth(2), (2, 4, 6)),
     "flatten": Layer(blocks.Flatten, (2, 3, 4)),
+    "mirrored": Layer(
+        lambda: blocks.Mirrored(blocks.Center(0.3), lipflow.cpl_conv(2, 3), blocks.AvgPool(2), nn.Flatten()), (2, 4, 3)
+    ),
+    "mirrored twice": Layer(lambda: blocks.Mirrored(blocks.Mirrored(lipflow.cpl_conv(1, 3))), (1, 2, 3)),
     "center": Layer(lambda: blocks.Center([0.1, 0.2, 0.3]), (3, 3, 4)),
     "center and scale": Layer(lambda: blocks.Center([0.1, 0.2], [0.5, 0.25]), (2, 3, 4)),
     "truncate": Layer(lambda: blocks.Truncate(4), (7,)),
@@ -146,6 +150,12 @@ LAYERS: dict[str, Layer] = {
             "cpl-digits", classes=3, in_shape=(1, 4, 4), channels=2, depth=2, inner=3, features=4, lln=True
         ),
         (1, 4, 4),
+    ),
+    "mirrored network": Layer(
+        lambda: lipflow.build(
+            "cpl-fast", classes=3, in_shape=(1, 8, 8), channels=4, depth=(1, 1), inner=(2, 2), features=3, mirror=True
+        ),
+        (1, 8, 8),
     ),
     "soc network": Layer(
         lambda: lipflow.build("soc-10", classes=3, in_shape=(1, 4, 4), channels=2, stages=2, block=1), (1, 4, 4)

@@ -286,6 +286,21 @@ MUTANTS = [
         ["tests/test_check.py", "-k", "whatever"],
     ),
     Mutant(
+        "a mirror without its mean",
+        [Edit(NETWORK, "if x.ndim != 2 or len(x) != 1 or", "if x.ndim != 2 or")],
+        ["tests/blocks/test_mirror.py", "-k", "uneven"],
+    ),
+    Mutant(
+        "a checker of images in pairs",
+        [Edit("check.py", "require(x.ndim == 2 and len(x) == 1 and", "require(x.ndim == 2 and")],
+        ["tests/blocks/test_mirror.py", "-k", "uneven"],
+    ),
+    Mutant(
+        "a mean that does not round",
+        [Edit("frozen/mirror.py", "return gamma(1) * reach + entries * TINY", "return Fraction(0)")],
+        [f"{SOUNDNESS}/test_enclosure.py", "-k", "by_no_more_than_it_says and mean"],
+    ),
+    Mutant(
         "another forward put into a frozen network",
         [Edit(NETWORK, 'if name != "training":', 'if name != "training" and name in self.__dict__:')],
         [f"{SOUNDNESS}/test_forgeries.py", "-k", "program"],

@@ -173,9 +173,7 @@ def verify_norm(w, claim, name):
         verify_gram(weight[None], norm**2, name)
         return
     (rows, columns), exact = w.axes, [not w.circular and list(side) == [0, 0] for side in claim["torus"]]
-    require(
-        len(exact) == 2 and exact[0] >= exact[1], f"{name}: a torus has two axes, and the second alone is not exact"
-    )
+    require(len(exact) == 2 and exact[0] >= exact[1], f"{name}: of two axes, the second alone is not exact")
     kernels = weight.reshape(w.groups, -1, *weight.shape[1:])
     if all(exact):
         for kernel in kernels:
@@ -383,6 +381,8 @@ class Primitive:
 
     def fits(self, shape):
         """Whether inputs of a shape are what the constants are about; nothing is broadcast against them."""
+        if self.map is None:
+            return True
         bias = self.t.get("bias")
         return shape == self.map.in_shape and (bias is None or bias.shape == (self.map.out_channels,))
 
@@ -395,36 +395,30 @@ class Primitive:
     def column(self, name, x):
         return self.t[name].reshape(-1, *[1] * (x.ndim - 2))
 
-    def bias_norm(self):
-        return norm_up(self.t["bias"]) * sqrt_up(Fraction(self.map.out_entries // self.t["bias"].size))
-
-    def affine(self, x):
-        y = self.map.apply(x)
-        return y + self.column("bias", y)
-
-    def affine_error(self, reach):
-        dot = self.map.dots[0] + 1
-        return in_range(gamma(dot) * (self.map.spread * reach + self.bias_norm()) + dot * self.map.entries * TINY)
-
 
 class Affine(Primitive):
     def run(self, x):
-        return self.affine(x)
+        y = self.map.apply(x)
+        return y + self.column("bias", y)
 
     def lipschitz(self):
         return self.norm
 
+    def bias_norm(self):
+        return norm_up(self.t["bias"]) * sqrt_up(Fraction(self.map.out_entries // self.t["bias"].size))
+
     def error(self, reach, entries):
-        return self.affine_error(reach)
+        dot = self.map.dots[0] + 1
+        return in_range(gamma(dot) * (self.map.spread * reach + self.bias_norm()) + dot * self.map.entries * TINY)
 
 
-class Descent(Primitive):
+class Descent(Affine):
     def setup(self):
         self.h = Fraction(float(self.p["h"]))  # an integer, too, is run as a float
         require(self.h >= 0 and self.p["name"] in SIGMA, "a descent needs h ≥ 0 and a known σ")
 
     def gradient(self, x):
-        return self.map.adjoint(SIGMA[self.p["name"]](self.affine(x)))
+        return self.map.adjoint(SIGMA[self.p["name"]](Affine.run(self, x)))
 
     def run(self, x):
         return x - self.p["h"] * self.gradient(x)
@@ -434,7 +428,7 @@ class Descent(Primitive):
 
     def gradient_error(self, reach):
         """(error of the computed gradient, its norm)."""
-        e = self.affine_error(reach)
+        e = Affine.error(self, reach, 0)
         inner = self.norm * reach + self.bias_norm() + e
         wrong = self.map.error(self.map.dots[1], inner)
         return self.norm * e + wrong, self.norm * inner + wrong
@@ -566,9 +560,6 @@ class Center(Primitive):
 
 
 class Pointwise(Primitive):
-    def fits(self, shape):
-        return True
-
     def run(self, x):
         return POINTWISE[self.p["name"]](x)
 
@@ -652,9 +643,6 @@ class SpaceToDepth(Primitive):
 
 
 class Flatten(Primitive):
-    def fits(self, shape):
-        return True
-
     def run(self, x):
         return x.reshape(len(x), -1)
 
@@ -667,10 +655,26 @@ class Truncate(Primitive):
         return x[:, : self.p["classes"]]
 
 
+class Mirror(Primitive):
+    """From here to a Mean, an image is the rows 2i and 2i + 1, and their norm is that of the greater one."""
+
+    def run(self, x):
+        return np.stack([x, x[..., ::-1]], 1).reshape(-1, *x.shape[1:])
+
+
+class Mean(Primitive):
+    def run(self, x):
+        return (x[::2] + x[1::2]) / 2
+
+    def error(self, reach, entries):
+        return gamma(1) * reach + entries * TINY
+
+
 WEIGHTED = dict(affine=Affine, descent=Descent, proximal=Proximal, series=Series, spectral=Spectral)
 ON_ENTRIES = dict(center=Center, pointwise=Pointwise, group_sort=GroupSort, householder=Householder, truncate=Truncate)
 ON_PIXELS = dict(pad=PadChannels, avg_pool=AvgPool, max_pool=MaxPool, space_to_depth=SpaceToDepth, flatten=Flatten)
-KINDS: dict[str, type[Primitive]] = {**WEIGHTED, **ON_ENTRIES, **ON_PIXELS}
+ON_ROWS = dict(mirror=Mirror, mean=Mean)
+KINDS: dict[str, type[Primitive]] = {**WEIGHTED, **ON_ENTRIES, **ON_PIXELS, **ON_ROWS}
 
 
 # The certificate
@@ -700,9 +704,9 @@ def derive(primitives, in_shape, stated):
     for i, p in enumerate(primitives):
         require(p.fits(x.shape[1:]), f"primitive {i} does not take an input of shape {x.shape[1:]}")
         y = p.run(x)
-        local = in_range(p.error(in_range(reach), max(x.size, y.size)))
-        constant = p.lipschitz()
-        claim = stated[i]
+        require(len(y) > 0, f"primitive {i}: a mean has no mirror before it")
+        local = in_range(p.error(in_range(reach), max(x[0].size, y[0].size)))
+        claim, constant = stated[i], p.lipschitz()
         require(constant <= number(claim["lipschitz"]), f"primitive {i}: L = {claim['lipschitz']} is stated too low")
         require(local <= number(claim["rounding"]), f"primitive {i}: its rounding is stated too low")
         require(reach <= number(claim["reach"]), f"primitive {i}: the norm of its input is stated too low")
@@ -710,14 +714,14 @@ def derive(primitives, in_shape, stated):
         error = Fraction(up(constant * error + local))
         x = y
         reach = Fraction(up(norm_up(x) + total * radius + 2 * error))
-    require(x.ndim == 2 and x.shape[1] >= 2, "the network does not end in at least two scores")
+    require(x.ndim == 2 and len(x) == 1 and x.shape[1] >= 2, "the network does not end in at least two scores")
     return total, before, error, x.shape[1]
 
 
 def pair_bounds(primitives, total, before, classes):
     """Lipschitz constants of fᵢ - fⱼ, from above, as float64."""
     last = primitives[-1]
-    if not isinstance(last, Affine) or last.map.axes is not None:
+    if type(last) is not Affine or last.map.axes is not None:
         return np.full((classes, classes), up(sqrt_up(Fraction(2)) * total))
     scale = power_of_two(last.map.weight) or 1.0
     w = last.map.weight / scale
@@ -747,9 +751,7 @@ def check(folder, full=False, sample=32, seed=None):
         stated = {k: v for k, v in claims.items() if k != "digest"}
         canonical = hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
         require(claims["digest"] == canonical, "certificate.json was changed: its digest does not match")
-        require(
-            set(claims["files"]) == {"frozen.safetensors", "certified.npz"}, "other files than the two have digests"
-        )
+        require(set(claims["files"]) == {"frozen.safetensors", "certified.npz"}, "two files have digests, no others")
         for name, digest in claims["files"].items():
             found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
             require(found == digest, f"{name} was changed: its digest does not match")
@@ -798,9 +800,7 @@ def _check(folder, claims, full, sample, seed):
     require(images.dtype in (np.uint8, np.float16, np.float32, np.float64), "images are bytes or floats")
     byte = images.dtype == np.uint8
     require(byte or ((images >= 0) & (images <= 1)).all(), "an image lies outside of [0, 1]")
-    require(
-        np.isfinite(logits).all() and (label == logits.argmax(1)).all(), "a label is not that of the greatest score"
-    )
+    require(np.isfinite(logits).all() and (label == logits.argmax(1)).all(), "a label is not of the greatest score")
     slack = up(4 * sqrt_up(Fraction(2)) * error)
     derived = least_ratio(logits, label, bounds, slack, lambda x: np.nextafter(x, -np.inf))
     for i in np.flatnonzero(~(radius <= derived)):

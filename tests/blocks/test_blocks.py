@@ -37,6 +37,9 @@ def test_average_pooling_keeps_constants_at_full_length():
 def test_space_to_depth_is_pixel_unshuffle():
     x = torch.randn(2, 3, 4, 6)
     assert torch.equal(blocks.SpaceToDepth(2)(x), nn.PixelUnshuffle(2)(x))
+    folded = blocks.SpaceToDepth(2)(x.contiguous(memory_format=torch.channels_last))
+    assert folded.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(folded, nn.PixelUnshuffle(2)(x))
 
 
 def test_padding_appends_zero_channels():

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lipflow import build, cpl_conv, cpl_dense, proximal
+from lipflow.blocks import AvgPool, SpaceToDepth
 from lipflow.flows import Weight, together
 from lipflow.flows.together import Hold, followed, iterate, through
 from lipflow.operators.norm import power_iteration
@@ -157,6 +158,23 @@ def test_a_network_gives_and_passes_on_the_memory_format_that_it_was_given(inner
     if not last:  # convolutions by columns want images contiguous, and leave them so
         assert seen[0]
         assert z.is_contiguous()
+
+
+def test_blocks_of_any_layout_take_images_as_they_lie():
+    """Neither pooling nor folding turns them; at the end they lie as they came."""
+    last = torch.channels_last
+    layers = [cpl_conv(16, 16, h=0.1), SpaceToDepth(2), cpl_conv(64, 16, h=0.1), AvgPool(2)]
+    seen = []
+    for block in (layers[1], layers[3]):
+        block.register_forward_pre_hook(lambda _, args: seen.append(args[0].is_contiguous(memory_format=last)))
+    x = torch.randn(3, 16, 8, 12)
+    z = through(layers, x)
+    assert seen == [True, True]
+    assert z.is_contiguous()
+    expected = x
+    for layer in layers:
+        expected = layer(expected.contiguous())
+    torch.testing.assert_close(z, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_networks_go_through_transforms():

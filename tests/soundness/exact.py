@@ -99,10 +99,21 @@ def run(p: Primitive, x: Exact, longer: int = 1) -> Exact:
     return RUN[p.kind](p, x) if p.kind != "proximal" else _proximal(p, x, longer)
 
 
+def rows(p: Primitive, xs: list[Exact], longer: int = 1) -> list[Exact]:
+    """The exact map of a primitive on the rows of a batch; between a mirror and its mean an image is two of them."""
+    if p.kind == "mirror":
+        return [row for x in xs for row in (x, x[..., ::-1])]
+    if p.kind == "mean":
+        return [(a + b) / 2 for a, b in zip(xs[::2], xs[1::2], strict=True)]
+    return [run(p, x, longer) for x in xs]
+
+
 def network(frozen: Frozen, x: Exact, longer: int = 1) -> Exact:
+    xs = [x]
     for p in frozen.primitives:
-        x = run(p, x, longer)
-    return x
+        xs = rows(p, xs, longer)
+    (y,) = xs
+    return y
 
 
 _LINEAR: WeakKeyDictionary[Map, Linear] = WeakKeyDictionary()

@@ -28,7 +28,7 @@ def _off(frozen: lipflow.Frozen, x: Tensor, longer: int = 1) -> Fraction:
 
 
 def test_every_primitive_has_an_exact_twin():
-    assert set(exact.RUN) == set(PRIMITIVES)
+    assert {*exact.RUN, "mirror", "mean"} == set(PRIMITIVES)
 
 
 # Whole networks, over the box
@@ -180,8 +180,10 @@ SMALL: dict[str, tuple[Make, tuple[int, ...]]] = {
     "space_to_depth": (lambda g: prim.SpaceToDepth(2), (1, 2, 4)),
     "flatten": (lambda g: prim.Flatten(), (2, 2, 1)),
     "truncate": (lambda g: prim.Truncate(2), (3,)),
+    "mirror": (lambda g: prim.Mirror(), (2, 1, 3)),
+    "mean": (lambda g: prim.Mean(), (3,)),
 }
-EXACT = {"pointwise", "group_sort", "pad", "max_pool", "space_to_depth", "flatten", "truncate"}
+EXACT = {"pointwise", "group_sort", "pad", "max_pool", "space_to_depth", "flatten", "truncate", "mirror"}
 LOOSE = {"proximal, reflected", "affine, tiny", "descent, small weights"}  # they price what is unsolved, or underflow
 LOOSENESS = 1000.0  # no other bound is further than this above the worst error met
 
@@ -194,11 +196,15 @@ def worst_ratio(name: str, trials: int) -> float:
     for trial in range(trials):
         p = make(generator)
         scale = 10.0 ** (3 * torch.randn((), generator=generator).item()) if trial % 2 else 1.0
-        x = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
-        reach = sqrt_up(exact.fraction(exact.square(exact.rational(x))))
-        y = p(x[None])[0]
-        off = exact.fraction(exact.square(exact.rational(y) - exact.run(p, exact.rational(x))))
-        bound = p.error(reach, max(x.numel(), y.numel())) + exact.NEGLIGIBLE * (p.kind in ("proximal", "spectral"))
+        count = 2 if p.kind == "mean" else 1
+        x = scale * torch.randn(count, *shape, generator=generator, dtype=torch.float64)
+        rows = [exact.rational(row) for row in x]
+        reach = sqrt_up(max(exact.fraction(exact.square(row)) for row in rows))
+        y = p(x)
+        pairs = zip(y, exact.rows(p, rows), strict=True)
+        off = max(exact.fraction(exact.square(exact.rational(found) - right)) for found, right in pairs)
+        entries = max(x[0].numel(), y[0].numel())
+        bound = p.error(reach, entries) + exact.NEGLIGIBLE * (p.kind in ("proximal", "spectral"))
         assert off <= bound**2, f"{name}: off by {math.sqrt(off)}, above {float(bound)}"
         worst = max(worst, math.sqrt(off) / float(bound) if bound else 0.0)
     return worst

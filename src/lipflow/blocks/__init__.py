@@ -5,6 +5,7 @@ from lipflow.blocks.affine import Affine, Parameterisation, Scaled, reshaped_con
 from lipflow.blocks.bcop import BlockConvolution, Orthonormal, bcop_conv, bjorck_dense
 from lipflow.blocks.cayley import CayleyMatrix, CayleySymbols, cayley_conv, cayley_dense
 from lipflow.blocks.head import Head, LastLayerNormalization, Truncate
+from lipflow.blocks.mirror import Mirrored
 from lipflow.blocks.normalize import Center
 from lipflow.blocks.resize import AvgPool, Flatten, MaxPool, PadChannels, SpaceToDepth, TakeChannels
 from lipflow.blocks.shift import Shift
@@ -25,6 +26,7 @@ __all__ = [
     "LastLayerNormalization",
     "MaxMin",
     "MaxPool",
+    "Mirrored",
     "Orthonormal",
     "PadChannels",
     "Parameterisation",

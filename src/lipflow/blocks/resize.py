@@ -47,6 +47,8 @@ class TakeChannels(Nonexpansive):
 class _Pool(Nonexpansive):
     """Windows of size × size that do not overlap; rows and columns past the last whole window are dropped."""
 
+    any_layout = True
+
     def __init__(self, size: int) -> None:
         super().__init__()
         if not isinstance(size, int) or size < 1:
@@ -80,6 +82,8 @@ class MaxPool(_Pool):
 class SpaceToDepth(Nonexpansive):
     """Each block × block square of pixels becomes block² channels: a permutation, so an isometry."""
 
+    any_layout = True
+
     def __init__(self, block: int = 2) -> None:
         super().__init__()
         if not isinstance(block, int) or block < 1:
@@ -90,6 +94,8 @@ class SpaceToDepth(Nonexpansive):
         if x.ndim != 4 or x.shape[2] % self.block or x.shape[3] % self.block:
             raise ValueError(f"SpaceToDepth({self.block}) takes images whose sides it divides, not {tuple(x.shape)}")
         blocks = x.unflatten(3, (-1, self.block)).unflatten(2, (-1, self.block))  # (batch, C, H', block, W', block)
+        if x.stride(1) == 1 < x.shape[1]:  # channels last in memory, and so they stay
+            return blocks.permute(0, 2, 4, 1, 3, 5).flatten(3).permute(0, 3, 1, 2)
         return blocks.permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
 
     def extra_repr(self) -> str:
@@ -98,6 +104,8 @@ class SpaceToDepth(Nonexpansive):
 
 class Flatten(Nonexpansive):
     """Each input as one vector."""
+
+    any_layout = True
 
     def forward(self, x: Tensor) -> Tensor:
         return x.flatten(1)

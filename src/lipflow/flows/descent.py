@@ -35,10 +35,11 @@ class Follow(NamedTuple):
     u: Tensor
     high: float
 
-    def size(self, op: LinearOperator) -> Tensor:
-        """h, differentiable in W."""
+    def size(self, op: LinearOperator) -> tuple[Tensor, Tensor]:
+        """h, differentiable in W, and Wu."""
         with in_full(self.u):
-            return two_over(self.high * norm(op(self.u[None])) ** 2)
+            image = op(self.u[None])
+            return two_over(self.high * norm(image) ** 2), image
 
 
 def two_over(smoothness: Tensor) -> Tensor:
@@ -57,10 +58,11 @@ class Layer(NamedTuple):
 
     def plain(self, x: Tensor) -> Tensor:
         """The layer written out, for autograd, compilers and transforms to do with as they like."""
-        return x - self.size() * self.op.adjoint(self.sigma(shift(self.op(x), self.bias)))
+        return x - self.size()[0] * self.op.adjoint(self.sigma(shift(self.op(x), self.bias)))
 
-    def size(self) -> Tensor | float:
-        return self.h.size(self.op) if isinstance(self.h, Follow) else self.h
+    def size(self) -> tuple[Tensor | float, Tensor | None]:
+        """h, and Wu if it follows that."""
+        return self.h.size(self.op) if isinstance(self.h, Follow) else (self.h, None)
 
     def joins(self, other: "Layer", x: Tensor) -> bool:
         """Whether the two run well on x as a chain: by columns, and on the same shapes."""
@@ -130,7 +132,8 @@ def _forward(ctx: Any, x: Tensor, layers: Sequence[Layer], parameters: Sequence[
     maps = _runners(layers, ctx.dtype)
     rounded = [w.op.weight for w in maps if isinstance(w, _Matrix) and w.op.weight.dtype != w.full.dtype]
     wide = maps[0].layout(x.to(ctx.dtype))
-    sizes = [torch.as_tensor(layer.size(), dtype=layer.op.weight.dtype, device=x.device) for layer in layers]
+    steps, ctx.images = zip(*(layer.size() for layer in layers), strict=True)
+    sizes = [torch.as_tensor(h, dtype=layers[0].op.weight.dtype, device=x.device) for h in steps]
     parts = list(maps[0].chunks(len(wide)))
     many = len(parts) > 1
     # What is kept of many chunks lies in one piece: between small ones the memory of passing tensors would stay open.
@@ -138,7 +141,7 @@ def _forward(ctx: Any, x: Tensor, layers: Sequence[Layer], parameters: Sequence[
     for part in parts:
         at, out = wide[part], z[part]
         for i, (w, layer, h) in enumerate(zip(maps, layers, sizes, strict=True)):
-            y = shift(w.narrow(at), layer.bias)
+            y = w.narrow(at, layer.bias)
             w.widen(w.unfold(layer.sigma(y) * h), out, onto=at, sign=-1)
             at = out
             if many:
@@ -182,7 +185,7 @@ def _backward(ctx: Any, maps: "list[Runner]", x: Tensor, saved: list[Tensor], g:
                     below = dx[part] if dx is not None and not i else torch.empty_like(slope)
                     w.widen(unfolded, below, onto=slope)
                     slope = below
-    results = [t for total, h in zip(sums, sizes, strict=True) for t in total.results(h)]
+    results = [t for total, h, image in zip(sums, sizes, ctx.images, strict=True) for t in total.results(h, image)]
     return dx, None, *results
 
 
@@ -207,13 +210,12 @@ class _Sums:
         if self.weight is not None:
             self.w.add_gradient(self.weight, unfolded, wide, sign)
 
-    def results(self, h: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def results(self, h: Tensor, image: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         if self.weight is None:
             return None, self.bias
-        if isinstance(self.layer.h, Follow):
-            u = self.layer.h.u[None]
+        if isinstance(self.layer.h, Follow) and image is not None:
             slope = -self.layer.h.high * h**2 * self.dh  # as 2h/‖Wu‖² = sh²
-            self.outer(self.w.unfold(slope * self.layer.op(u)), u)
+            self.outer(self.w.unfold(slope * image), self.layer.h.u[None])
         return self.w.weight_of(self.weight), self.bias
 
 
@@ -285,8 +287,8 @@ class _Matrix:
     def chunks(self, batch: int) -> Iterator[slice]:
         yield slice(None)
 
-    def narrow(self, x: Tensor) -> Tensor:
-        return self.op(x.to(self.dtype))
+    def narrow(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self.op(x.to(self.dtype), None if bias is None else bias.to(self.dtype))
 
     def unfold(self, y: Tensor) -> Tensor:
         return y

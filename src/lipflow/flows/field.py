@@ -98,7 +98,7 @@ class ConvexPotential(Convex):
 
     def step_size(self, domain: Domain, learn: bool) -> Tensor:
         op = self.weight.operator(domain.shape)
-        return Follow(self.weight.follow(op, learn), self.sigma.high).size(op)
+        return Follow(self.weight.follow(op, learn), self.sigma.high).size(op)[0]
 
     def descend(self, x: Tensor, h: float | None) -> Tensor:
         return descend(x, self.layer(x, h))

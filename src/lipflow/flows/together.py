@@ -13,6 +13,7 @@ from contextvars import Token
 import torch
 from torch import Tensor, nn
 
+from lipflow.bound import Lipschitz
 from lipflow.flows.descent import Layer, descend
 from lipflow.flows.field import ConvexPotential
 from lipflow.flows.flow import Flow
@@ -35,7 +36,9 @@ def through(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
         if chain and (layer is None or not chain[-1].joins(layer, x)):
             x, chain = descend(x, *chain), []
         if layer is None:
-            x, turned = module(x.contiguous() if turned else x), False
+            free = isinstance(module, Lipschitz) and module.any_layout
+            x = module(x.contiguous() if turned and not free else x)
+            turned = turned and free and not x.is_contiguous()
         else:
             if likes_channels_last(layer.op, x) and x.is_contiguous() and not layer.by_columns(x):
                 x, turned = x.contiguous(memory_format=torch.channels_last), True
@@ -46,9 +49,15 @@ def through(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
 
 def in_chains(chain: nn.Sequential) -> list[nn.Module]:
     """The layers of chains within chains, in their order; a chain that someone listens to stays whole."""
-    children = (m for m in chain._modules.values() if m is not None)
-    parts = (in_chains(m) if type(m) is nn.Sequential and not _has_hooks(m) else [m] for m in children)
+    children = [(m, _chain(m)) for m in chain._modules.values() if m is not None]
+    parts = ([m] if inner is None else in_chains(inner) for m, inner in children)
     return [layer for part in parts for layer in part]
+
+
+def _chain(module: nn.Module) -> nn.Sequential | None:
+    """What a module runs one after the other, if it is no more than that and nobody listens to it."""
+    inner = module.chain if isinstance(module, Lipschitz) else module
+    return inner if type(inner) is nn.Sequential and not _has_hooks(module) and not _has_hooks(inner) else None
 
 
 def _as_layer(module: nn.Module, x: Tensor) -> Layer | None:

@@ -48,7 +48,10 @@ def lower(module: nn.Module, shape: Shape, name: str) -> Lowered:
     _require_plain(module, name)
     if kind in _CONTAINERS:
         for child, inner in _CONTAINERS[kind](module):
-            for p in lower(inner, shape, f"{name}.{child}" if name else child):
+            inside = (
+                [inner] if isinstance(inner, Primitive) else lower(inner, shape, f"{name}.{child}" if name else child)
+            )
+            for p in inside:
                 yield p
                 shape = out_shape(p, shape)
         return
@@ -62,7 +65,7 @@ def out_shape(p: Primitive, shape: Shape) -> Shape:
     """The shape after a primitive, by running it on zeros."""
     try:
         if p.fits(shape):
-            return tuple(p(torch.zeros(1, *shape, dtype=torch.float64)).shape[1:])
+            return tuple(p(torch.zeros(2, *shape, dtype=torch.float64)).shape[1:])
         reason = "it does not fit"
     except (RuntimeError, IndexError) as error:
         reason = str(error)
@@ -73,6 +76,8 @@ def _require_plain(module: nn.Module, name: str) -> None:
     """Refuse hooks on a module and on what it is made of, as only its numbers are run; a chain's come with them."""
     if isinstance(module, Network):
         parts: Iterable[nn.Module] = (module, module.stages)
+    elif isinstance(module, blocks.Mirrored):
+        parts = (module, module.inner)
     else:
         parts = (module,) if isinstance(module, nn.Sequential) else module.modules()
     for part in parts:
@@ -294,4 +299,5 @@ _LOWER: dict[type, Callable[[Any, Shape], Lowered]] = {
 _CONTAINERS: dict[type, Callable[[Any], Any]] = {
     nn.Sequential: in_order,
     Network: lambda m: in_order(m.stages),
+    blocks.Mirrored: lambda m: [("", primitive.Mirror()), *in_order(m.inner), ("", primitive.Mean())],
 }

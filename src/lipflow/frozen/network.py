@@ -254,10 +254,10 @@ def _account(frozen: Frozen, put: Any) -> None:
         error = Fraction(up(Fraction(p.lipschitz) * error + local))
         ledger.append(Row(p.kind, p.shape, p.lipschitz, p.how, up(local), up(reach)))
         if x.ndim > 2:
-            flat, largest = i + 1, max(largest, entries)
+            flat, largest = i + 1, max(largest, x.numel(), x_next.numel())
         x = x_next
         reach = Fraction(up((Fraction(norm_up(x)) + Fraction(total) * radius + 2 * error) * (1 + ROOM)))
-    if x.ndim != 2 or x.shape[1] < 2:
+    if x.ndim != 2 or len(x) != 1 or x.shape[1] < 2:
         raise ValueError(f"a classifier ends in (batch, classes) with at least 2 classes, not {tuple(x.shape)}")
     rounding = up(error)
     if not (math.isfinite(total) and math.isfinite(rounding)):

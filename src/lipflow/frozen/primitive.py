@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from lipflow.bound import Shape
 from lipflow.frozen.linear import Map
+from lipflow.frozen.mirror import Mean, Mirror
 from lipflow.frozen.operation import Primitive, require
 from lipflow.frozen.rearrange import Flatten, GroupSort, MaxPool, PadChannels, Pointwise, SpaceToDepth, Truncate
 from lipflow.frozen.spectral import Spectral
@@ -322,6 +323,8 @@ PRIMITIVES: dict[str, type[Primitive]] = {
         SpaceToDepth,
         Flatten,
         Truncate,
+        Mirror,
+        Mean,
     )
 }
 

@@ -52,12 +52,14 @@ def list_models() -> list[str]:
 def build(name: str, classes: int = 10, in_shape: Shape | None = None, **sizes: Any) -> Network:
     """A network by name, for images of `in_shape`: by default (3, 32, 32), or what the model is made for.
 
-    `sizes` are the builder's arguments, over those of the name: `build("cpl-s", depth=10, lln=True)`.
+    `sizes` are the builder's arguments, over those of the name: `build("cpl-s", depth=10, lln=True)`. With
+    `mirror=True`, any network takes the mean over an image and its mirror image (`Network.mirrored`).
     """
     if name not in MODELS:
         raise ValueError(f"there is no model {name!r}; there are {', '.join(MODELS)}")
     model = MODELS[name]
     known = [p.name for p in inspect.signature(model.builder).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    known.append("mirror")
     unknown = [size for size in sizes if size not in known]
     if unknown:
         raise TypeError(f"{name} has no size {', '.join(map(repr, unknown))}; it has {', '.join(known)}")
@@ -66,6 +68,9 @@ def build(name: str, classes: int = 10, in_shape: Shape | None = None, **sizes: 
         raise ValueError(f"in_shape is (channels, height, width), each at least 1, not {in_shape!r}")
     if not isinstance(classes, int) or classes < 2:
         raise ValueError(f"a classifier has at least 2 classes, not {classes!r}")
-    network = model.builder(classes, shape, **{**model.sizes, **sizes})
+    if not isinstance(mirror := sizes.get("mirror", False), bool):
+        raise ValueError(f"mirror is True or False, not {mirror!r}")
+    network = model.builder(classes, shape, **{**model.sizes, **{k: v for k, v in sizes.items() if k != "mirror"}})
+    network = network.mirrored() if mirror else network
     network.name, network.sizes = name, sizes
     return network

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lipflow.blocks import Head
+from lipflow.blocks import Head, Mirrored
 from lipflow.bound import Bound, Domain, Lipschitz, Shape, fold, fold_origin, in_order, require_plain
 from lipflow.flows.together import Hold, followed, in_chains, iterate, through
 
@@ -64,6 +64,13 @@ class Network(Lipschitz):
         iterate(weights)
         with Hold(weights):
             return self._sparing(layers, x) if self.checkpoint_activations else through(layers, x)
+
+    def mirrored(self) -> "Network":
+        """The same network, its scores the mean over an image and its mirror image; weights are shared."""
+        *body, (name, head) = in_order(self.stages)
+        network = Network(OrderedDict([("features", Mirrored(OrderedDict(body))), (name, head)]), self.in_shape)
+        network.name, network.sizes = self.name, {**self.sizes, "mirror": True}
+        return network.train(self.training)
 
     def _unit(self, x: Tensor) -> Tensor:
         """Pixels as floats: bytes k as k/255, in the type of the weights."""

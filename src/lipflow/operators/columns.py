@@ -65,15 +65,15 @@ class Columns:
             by_tap[:, :, :, b, ..., cols] = between[..., c]
         return columns
 
-    def narrow(self, wide: Tensor) -> Tensor:
-        """Wide → narrow: the taps of P = MX, added where they belong."""
+    def narrow(self, wide: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Wide → narrow: the taps of P = MX, added where they belong; and a bias of the narrow channels."""
         columns, between = (room[: len(wide)] for room in self.rooms.products)
         torch.bmm(self._repeated(len(wide)), self._split(wide), out=self._flat(columns))
         between = _add_taps(self._by_tap(columns).movedim(3, 0), self.column_taps, -1, between)
         out = wide.new_empty(len(wide), *self.narrow_shape)
         total = out.unflatten(1, (self.groups, -1))
         total.copy_(_add_taps(between.movedim(2, 0), self.row_taps, -2, total))
-        return out
+        return out if bias is None else out.add_(bias[:, None, None])
 
     def widen(self, columns: Tensor, out: Tensor, onto: Tensor | None = None, sign: int = 1) -> None:
         """Narrow → wide: out = MᵀP, or onto ± MᵀP."""

@@ -87,12 +87,13 @@ class Conv2d(LinearOperator):
     def out_shape(self) -> tuple[int, int, int]:
         return (self.kernel.shape[0], self.rows.outputs, self.columns.outputs)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Wx, or Wx + b with b along the output channels."""
         _require_shape(x, self.in_shape, "Conv2d takes inputs")
         stride, dilation = self._pair("stride"), self._pair("dilation")
         if self._symmetric:
-            return F.conv2d(x, self.kernel, None, stride, self._pair("before"), dilation, self.groups)
-        return F.conv2d(self.pad(x), self.kernel, None, stride, 0, dilation, self.groups)
+            return F.conv2d(x, self.kernel, bias, stride, self._pair("before"), dilation, self.groups)
+        return F.conv2d(self.pad(x), self.kernel, bias, stride, 0, dilation, self.groups)
 
     def adjoint(self, y: Tensor) -> Tensor:
         _require_shape(y, self.out_shape, "the adjoint of Conv2d takes")

@@ -29,10 +29,11 @@ class Dense(LinearOperator):
     def out_shape(self) -> tuple[int]:
         return (self._weight.shape[0],)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Wx, or Wx + b."""
         if x.ndim < 1 or x.shape[-1] != self._weight.shape[1]:
             raise ValueError(f"Dense takes inputs (..., {self._weight.shape[1]}), not {tuple(x.shape)}")
-        return F.linear(x, self._weight)
+        return F.linear(x, self._weight, bias)
 
     def adjoint(self, y: Tensor) -> Tensor:
         if y.ndim < 1 or y.shape[-1] != self._weight.shape[0]:

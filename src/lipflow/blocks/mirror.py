@@ -1,0 +1,45 @@
+"""The mean over an image and its mirror image: as Lipschitz as what it is a mean of, and more often right."""
+
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lipflow.bound import Bound, Domain, Lipschitz, fold, fold_origin, in_order, require_plain
+from lipflow.flows.together import in_chains, through
+
+
+class Mirrored(Lipschitz):
+    """(φ(x) + φ(Rx))/2 with R the mirror image, left for right, and φ a chain of modules, given as to `nn.Sequential`.
+
+    R is an isometry, so a mean of φ and φ∘R has φ's (L, ε). In training it is φ alone, at φ's cost: there, images are
+    mirrored at random. Put it around all that comes before the head: of scores that are affine in φ it is the mean too.
+    """
+
+    def __init__(self, *modules: nn.Module | OrderedDict[str, nn.Module]) -> None:
+        super().__init__()
+        layers: tuple[Any, ...] = modules
+        self.inner = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 4:
+            raise ValueError(f"Mirrored takes images (batch, channels, height, width), not {tuple(x.shape)}")
+        if self.training:
+            return self._inside(x)
+        here, there = self._inside(torch.cat([x, x.flip(3)])).chunk(2)
+        return (here + there) / 2
+
+    def _inside(self, x: Tensor) -> Tensor:
+        return self.inner(x) if torch.compiler.is_compiling() else through(in_chains(self.inner), x)
+
+    @property
+    def chain(self) -> nn.Sequential | None:
+        return self.inner if self.training else None
+
+    def bound(self, domain: Domain) -> Bound:
+        require_plain(self.inner, "inner")
+        return fold(in_order(self.inner), domain)
+
+    def origin(self, domain: Domain) -> float:
+        return fold_origin(in_order(self.inner), domain)
