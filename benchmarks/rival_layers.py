@@ -44,6 +44,7 @@ class LiteralCayley(nn.Module):
     def __init__(self, into: int, out: int, kernel: int, size: int) -> None:
         super().__init__()
         conv = nn.Conv2d(into, out, kernel)
+        assert conv.bias is not None
         self.weight, self.bias, self.size = conv.weight, conv.bias, size
         self.alpha = nn.Parameter(conv.weight.detach().norm())
 

@@ -134,7 +134,8 @@ def main() -> None:
     parser.add_argument("--measure", nargs=2, metavar=("TABLE", "ROW"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
-        print(json.dumps(measure(*arguments.measure, arguments.batch)))
+        table, row = arguments.measure
+        print(json.dumps(measure(table, row, arguments.batch)))
         return
     console, only = Console(), set(filter(None, arguments.only.split(",")))
     console.print(f"{platform.machine()}, Python {platform.python_version()}, {platform.system()}")

@@ -290,8 +290,8 @@ def test_a_zero_operator_has_the_norm_zero():
 
 def test_what_has_no_certified_norm_is_refused_by_name():
     class Twice(Dense):
-        def __call__(self, x):
-            return 2 * super().__call__(x)
+        def __call__(self, x, bias=None):
+            return 2 * super().__call__(x, bias)
 
     for thing, name in ((Twice(torch.eye(2)), "Twice"), (torch.eye(2), "Tensor"), (nn.Linear(2, 2), "Linear")):
         with pytest.raises(TypeError, match=name):
