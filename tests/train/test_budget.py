@@ -71,7 +71,7 @@ def follow(monkeypatch, seconds, guess, step_takes, validation_takes, per_epoch=
     clock = Clock()
     monkeypatch.setattr(budget_module, "time", clock)
     learner = SimpleNamespace(steps_per_epoch=per_epoch, run=SimpleNamespace(recipe=Recipe(batch_size=100)))
-    budget, plan, standing = Budget(seconds, learner, 1000), Plan.of(guess), Standing()  # pyright: ignore[reportArgumentType]
+    budget, plan, standing = Budget(seconds, learner, range(1000)), Plan.of(guess), Standing()  # pyright: ignore[reportArgumentType]
     while standing.step < plan.steps:
         standing.elapsed = clock.now - 100
         if steps := budget.again(standing, plan):
@@ -190,7 +190,7 @@ def test_a_budget_too_short_is_refused(tmp_path, ticking):
 
 
 def test_two_processes_follow_one_clock(tmp_path):
-    words = ["--validation", "300", "--batch-size", "100", "--budget", "4s", "--exact", "0"]
+    words = ["--validation", "300", "--batch-size", "100", "--budget", "15s", "--exact", "0"]
     torchrun("-m", "lipflow", "train", "--out", str(tmp_path / "r"), *words, *FLAGS)
     told = json.loads((tmp_path / "r" / "run.json").read_text())
     assert told["environment"]["processes"] == 2

@@ -4,6 +4,8 @@ import time
 from dataclasses import replace
 from itertools import islice
 
+from lipflow.data import Split
+from lipflow.train.estimate import estimate
 from lipflow.train.learner import Learner
 from lipflow.train.plan import Plan
 from lipflow.train.scribe import Standing
@@ -16,13 +18,14 @@ ROOM = 0.002  # the part of the budget kept for the last checkpoint
 class Budget:
     """How many steps a run of `seconds` should have, by the steps and validations that it has done."""
 
-    def __init__(self, seconds: float, learner: Learner, validation_images: int) -> None:
+    def __init__(self, seconds: float, learner: Learner, validation: Split) -> None:
         self.seconds, self.learner, self.per_epoch = seconds, learner, learner.steps_per_epoch
-        self.batches = -(-validation_images // learner.run.recipe.batch_size)
+        self.validation, self.batches = validation, -(-len(validation) // learner.run.recipe.batch_size)
         self.decided, self.then = time.monotonic(), Standing()
+        self.check: float | None = None  # what a validation is thought to take, before there was one
 
     def first(self, start: float) -> int:
-        """T by a few steps at learning rate 0, for a run that began at `start` by the monotonic clock.
+        """T by a few steps at learning rate 0 and a batch of validation, for a run that began at `start`.
 
         Afterwards the learner is as it was, bit for bit. The very first step pays for memory and compilation, and is
         not counted. All ranks measure, and the first one's answer holds.
@@ -33,9 +36,10 @@ class Budget:
         step = _time_steps(learner, 1)
         if more := learner.ranks.agree(min(int(MEASURE * self.seconds / step), MOST)):
             step = _time_steps(learner, more) / more
+        self.check = self._time_check() * self.batches
         learner.load(before)
         elapsed = time.monotonic() - start
-        steps = learner.ranks.agree(self._fit(0, step, elapsed, None))
+        steps = learner.ranks.agree(self._fit(0, step, elapsed, self.check))
         if steps < 1:
             raise ValueError(
                 f"--budget {self.seconds:g}s is too short: starting took {elapsed:.1f} s, and a step takes {step:.2g} s"
@@ -54,13 +58,24 @@ class Budget:
         late = (standing.seconds - self.then.seconds) / (standing.step - self.then.step)
         step = max(standing.seconds / standing.step, late)
         self.decided, self.then = now, replace(standing)
-        return max(self._fit(standing.step, step, standing.elapsed, standing.checking), standing.step + 1)
+        check = self.check if standing.checking is None else standing.checking
+        return max(self._fit(standing.step, step, standing.elapsed, check), standing.step + 1)
 
     def _fit(self, done: int, step: float, elapsed: float, validation: float | None) -> int:
-        """T, with `done` steps behind us, of `step` seconds each; a validation that was not timed is taken for dear."""
+        """T, with `done` steps behind us, of `step` seconds each; a validation never timed is taken for dear."""
         check = self.batches * step if validation is None else validation
         left = (1 - ROOM) * self.seconds - elapsed - check
         return done + int(left / (step + check / self.per_epoch))
+
+    def _time_check(self) -> float:
+        """The time of a batch of validation, the second: the first pays for what evaluation keeps."""
+        recipe, took = self.learner.run.recipe, 0.0
+        part = Split(self.validation.images[: recipe.batch_size], self.validation.labels[: recipe.batch_size])
+        for _ in range(2 if self.batches else 0):
+            began = time.monotonic()
+            estimate(self.learner.network, part, recipe.radii, recipe.batch_size, self.learner.ranks)
+            took = time.monotonic() - began
+        return took
 
 
 def _time_steps(learner: Learner, count: int) -> float:

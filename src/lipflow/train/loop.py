@@ -54,7 +54,7 @@ def train(run: Run, resume: bool = False) -> Result:
             return _ended(folder, stored, ranks)
         data = ranks.in_turn(lambda: load(run.data, run.data_dir, image_size=run.image_size, validation=run.validation))
         learner = Learner(make_network(run, data), run, data.train, ranks)
-        budget = Budget(parse_duration(run.budget), learner, len(data.validation)) if run.budget else None
+        budget = Budget(parse_duration(run.budget), learner, data.validation) if run.budget else None
         if stored is None:
             steps = budget.first(began) if budget else run.recipe.epochs * learner.steps_per_epoch
             stored = Record(run, Plan.of(steps), environment(ranks))
