@@ -9,7 +9,6 @@ The truth, and the split that images are said to be of, are the writer's word.
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from lipflow.certificate import Certificates
+from lipflow.files import write_atomic
 from lipflow.frozen import Frozen
 from lipflow.frozen.linear import Map
 from lipflow.frozen.spectral import Spectral
@@ -38,11 +38,14 @@ def write(
     frozen.save(folder / WEIGHTS)
     columns = dict(images=images, truth=truth, **vars(certificates))
     arrays: dict[str, Any] = {name: column.numpy() for name, column in columns.items()}
-    np.savez(folder / ROWS, **arrays)
+
+    def rows(temporary: Path) -> None:
+        with temporary.open("wb") as file:  # to a path of another ending, NumPy would add its own
+            np.savez(file, **arrays)
+
+    write_atomic(folder / ROWS, rows)
     text = json.dumps(claims(folder, frozen, certificates, split), indent=1)
-    partial = folder / f"{CLAIMS}.partial"
-    partial.write_text(text)
-    os.replace(partial, folder / CLAIMS)
+    write_atomic(folder / CLAIMS, lambda temporary: temporary.write_text(text))
 
 
 def claims(folder: Path, frozen: Frozen, certificates: Certificates, split: str = "") -> dict[str, Any]:
