@@ -116,6 +116,12 @@ def epochs(figure: "Figure", result: Result) -> None:
             x, y = [n for n, _ in points], [100 * value for _, value in points]
             axes.plot(x, y, marker=MARKS[i % 4], markersize=4, color=COLOURS[i % len(COLOURS)], label=plain(label))
     axes.set(xlabel="epoch", ylabel="held-out accuracy (%)", xscale="log", ylim=(0, 100))
+    last = max(
+        (n for rows in result["rows"].values() for row in rows for n, _ in row.get("validations", [])), default=1
+    )
+    ticks = [n for n in (1, 2, 3, 5, 10, 20, 50, 100, 200) if n <= last]
+    axes.set_xticks(ticks, [str(n) for n in ticks])
+    axes.minorticks_off()
     _legend(axes)
 
 

@@ -298,6 +298,41 @@ def test_a_polynomial_field_with_a_skew_jacobian_everywhere_is_affine(d: int, de
     assert solutions == (d * (d - 1) // 2 if degree == 1 else 0)  # Ax with A skew, and nothing of a higher degree
 
 
+# 10. Gradients are controlled from above
+
+
+def _active(weight: Tensor) -> Flow:
+    """x - (2/‖W‖²)Wᵀrelu(Wx + b), with b so large that every row is active near 0."""
+    field = ConvexPotential(DenseWeight(weight.shape[1], weight.shape[0])).double()
+    with torch.no_grad():
+        field.weight.weight.copy_(weight)
+        assert field.bias is not None
+        field.bias.fill_(100.0)
+        field.weight.forget()
+    return Flow(field, ExplicitEuler()).eval()
+
+
+def test_a_gradient_never_grows_and_may_be_lost():
+    layer = _active(torch.diag(torch.tensor([1.0, 0.5], dtype=torch.float64).sqrt()))
+    jacobian = torch.func.jacrev(layer)(torch.ones(1, 2, dtype=torch.float64)).reshape(2, 2)
+    torch.testing.assert_close(jacobian, torch.diag(torch.tensor([-1.0, 0.0], dtype=torch.float64)), rtol=0, atol=1e-6)
+
+    weight, g = random(6, 8), random(8)
+    layer = _active(weight)
+    h = 2 / torch.linalg.matrix_norm(weight, 2) ** 2
+    passed = torch.func.vjp(layer, random(1, 8))[1](g[None])[0][0]
+    hessian = h * weight.T @ weight
+    lost = g @ hessian @ (2 * g - hessian @ g)
+    assert float(lost) > 0.1
+    torch.testing.assert_close(g.square().sum() - passed.square().sum(), lost, rtol=1e-3, atol=0)
+
+
+def test_orthonormal_rows_lose_no_gradient_where_all_are_active():
+    layer, g = _active(torch.linalg.qr(random(8, 6)).Q.T), random(8)
+    passed = torch.func.vjp(layer, random(1, 8))[1](g[None])[0][0]
+    torch.testing.assert_close(passed.norm(), g.norm(), rtol=1e-9, atol=0)
+
+
 # True ones: the Householder activation
 
 
