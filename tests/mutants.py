@@ -296,8 +296,19 @@ MUTANTS = [
         ["tests/blocks/test_mirror.py", "-k", "uneven"],
     ),
     Mutant(
+        "a checker that mirrors the batch of scalars",
+        [
+            Edit(
+                "check.py",
+                "return len(shape) == 3\n\n    def run(self, x):\n        return np.stack",
+                "return True\n\n    def run(self, x):\n        return np.stack",
+            )
+        ],
+        ["tests/blocks/test_mirror.py", "-k", "images_only"],
+    ),
+    Mutant(
         "a mean that does not round",
-        [Edit("frozen/mirror.py", "return gamma(1) * reach + entries * TINY", "return Fraction(0)")],
+        [Edit("frozen/mirror.py", "return gamma(1) * reach + 2 * entries * TINY", "return Fraction(0)")],
         [f"{SOUNDNESS}/test_enclosure.py", "-k", "by_no_more_than_it_says and mean"],
     ),
     Mutant(

@@ -221,7 +221,7 @@ def test_a_norm_stated_too_high_costs_the_radii(copied):
         (dict(radius=lambda r: np.where(np.arange(len(r)) == 7, r + 1e-9, r)), "image 7: R = "),
         (dict(radius=lambda r: np.full_like(r, np.nan)), "image 0: R = nan is more than can be derived"),
         (dict(radius=lambda r: np.full_like(r, np.inf)), "more than can be derived"),
-        (dict(label=lambda y: (y + 1) % 10), "label is not of the greatest score"),
+        (dict(label=lambda y: (y + 1) % 10), "label is not that of the greatest score"),
         (dict(logits=lambda f: f + 1e-6 * np.arange(10)), "more than can be derived|not those|label"),
         (dict(logits=lambda f: f[:, ::-1] * 1.0), "label is not"),
         (dict(images=lambda x: 255 - x), "not those of this network"),
@@ -428,7 +428,7 @@ def test_no_other_file_is_read(copied, other):
     claims.pop("digest")
     claims["files"][other] = "0" * 64
     (copied / record.CLAIMS).write_text(json.dumps(dict(claims, digest=record.digest(claims))))
-    with pytest.raises(check.Rejected, match="no others"):
+    with pytest.raises(check.Rejected, match="other files"):
         check.check(copied)
 
 

@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -45,8 +45,6 @@ class Domain(NamedTuple):
 class Lipschitz(nn.Module, ABC):
     """A module that declares its promise. Subclass it to give your own layer one."""
 
-    any_layout: ClassVar[bool] = False  # whether `forward` takes images that lie channels last, and may leave them so
-
     @abstractmethod
     def bound(self, domain: Domain) -> Bound:
         """The pair (L, ε) of this module, in evaluation mode, over the domain."""
@@ -58,11 +56,6 @@ class Lipschitz(nn.Module, ABC):
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
         """The map itself, on a batch."""
-
-    @property
-    def chain(self) -> nn.Sequential | None:
-        """The chain of layers that `forward` is for now, where it is no more than that."""
-        return None
 
 
 class Nonexpansive(Lipschitz):

@@ -173,7 +173,9 @@ def verify_norm(w, claim, name):
         verify_gram(weight[None], norm**2, name)
         return
     (rows, columns), exact = w.axes, [not w.circular and list(side) == [0, 0] for side in claim["torus"]]
-    require(len(exact) == 2 and exact[0] >= exact[1], f"{name}: of two axes, the second alone is not exact")
+    require(
+        len(exact) == 2 and exact[0] >= exact[1], f"{name}: a torus has two axes, and the second alone is not exact"
+    )
     kernels = weight.reshape(w.groups, -1, *weight.shape[1:])
     if all(exact):
         for kernel in kernels:
@@ -381,8 +383,6 @@ class Primitive:
 
     def fits(self, shape):
         """Whether inputs of a shape are what the constants are about; nothing is broadcast against them."""
-        if self.map is None:
-            return True
         bias = self.t.get("bias")
         return shape == self.map.in_shape and (bias is None or bias.shape == (self.map.out_channels,))
 
@@ -560,6 +560,9 @@ class Center(Primitive):
 
 
 class Pointwise(Primitive):
+    def fits(self, shape):
+        return True
+
     def run(self, x):
         return POINTWISE[self.p["name"]](x)
 
@@ -643,6 +646,9 @@ class SpaceToDepth(Primitive):
 
 
 class Flatten(Primitive):
+    def fits(self, shape):
+        return True
+
     def run(self, x):
         return x.reshape(len(x), -1)
 
@@ -658,16 +664,22 @@ class Truncate(Primitive):
 class Mirror(Primitive):
     """From here to a Mean, an image is the rows 2i and 2i + 1, and their norm is that of the greater one."""
 
+    def fits(self, shape):
+        return len(shape) == 3
+
     def run(self, x):
         return np.stack([x, x[..., ::-1]], 1).reshape(-1, *x.shape[1:])
 
 
 class Mean(Primitive):
+    def fits(self, shape):
+        return True
+
     def run(self, x):
         return (x[::2] + x[1::2]) / 2
 
     def error(self, reach, entries):
-        return gamma(1) * reach + entries * TINY
+        return gamma(1) * reach + 2 * entries * TINY
 
 
 WEIGHTED = dict(affine=Affine, descent=Descent, proximal=Proximal, series=Series, spectral=Spectral)
@@ -713,7 +725,7 @@ def derive(primitives, in_shape, stated):
         before, total = total, Fraction(up(total * constant))
         error = Fraction(up(constant * error + local))
         x = y
-        reach = Fraction(up(norm_up(x) + total * radius + 2 * error))
+        reach = Fraction(up(max(map(norm_up, x)) + total * radius + 2 * error))
     require(x.ndim == 2 and len(x) == 1 and x.shape[1] >= 2, "the network does not end in at least two scores")
     return total, before, error, x.shape[1]
 
@@ -751,7 +763,9 @@ def check(folder, full=False, sample=32, seed=None):
         stated = {k: v for k, v in claims.items() if k != "digest"}
         canonical = hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
         require(claims["digest"] == canonical, "certificate.json was changed: its digest does not match")
-        require(set(claims["files"]) == {"frozen.safetensors", "certified.npz"}, "two files have digests, no others")
+        require(
+            set(claims["files"]) == {"frozen.safetensors", "certified.npz"}, "other files than the two have digests"
+        )
         for name, digest in claims["files"].items():
             found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
             require(found == digest, f"{name} was changed: its digest does not match")
@@ -770,6 +784,7 @@ def _check(folder, claims, full, sample, seed):
     require(claims["norm"] == "L2 on the values handed to the network", "this checker knows the L2 norm")
     description, tensors = read_safetensors(folder / "frozen.safetensors")
     require(description["schema"] == 1 and description["in_shape"] == claims["in_shape"], "the shapes do not agree")
+    require(len(claims["in_shape"]) >= 1, "an image has at least one axis")
     stated, primitives = claims["primitives"], []
     require(len(stated) == len(description["primitives"]), "the ledger does not list every primitive")
     for i, p in enumerate(description["primitives"]):
@@ -800,7 +815,9 @@ def _check(folder, claims, full, sample, seed):
     require(images.dtype in (np.uint8, np.float16, np.float32, np.float64), "images are bytes or floats")
     byte = images.dtype == np.uint8
     require(byte or ((images >= 0) & (images <= 1)).all(), "an image lies outside of [0, 1]")
-    require(np.isfinite(logits).all() and (label == logits.argmax(1)).all(), "a label is not of the greatest score")
+    require(
+        np.isfinite(logits).all() and (label == logits.argmax(1)).all(), "a label is not that of the greatest score"
+    )
     slack = up(4 * sqrt_up(Fraction(2)) * error)
     derived = least_ratio(logits, label, bounds, slack, lambda x: np.nextafter(x, -np.inf))
     for i in np.flatnonzero(~(radius <= derived)):

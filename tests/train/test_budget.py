@@ -6,12 +6,15 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from lipflow.data import load
 from lipflow.train import budget as budget_module
 from lipflow.train import loop as loop_module
 from lipflow.train import train
 from lipflow.train.budget import Budget
-from lipflow.train.learner import Learner
+from lipflow.train.distributed import Ranks
+from lipflow.train.learner import Learner, make_network
 from lipflow.train.plan import Plan
 from lipflow.train.recipe import Recipe
 from lipflow.train.schedule import SCHEDULES
@@ -181,6 +184,31 @@ def test_measuring_leaves_the_learner_as_it_was(tmp_path, monkeypatch):
     train(replace(tiny(tmp_path / "a"), budget="20s"))
     train(tiny(tmp_path / "b"))
     assert digest(tmp_path / "a" / "model.safetensors") == digest(tmp_path / "b" / "model.safetensors")
+
+
+@pytest.mark.parametrize("check", [0.0, 0.5, 2.0])
+def test_the_first_decision_leaves_room_for_validation(tmp_path, monkeypatch, check):
+    """Of 5 batches, the first dearer than the others; a step takes a tenth of a second."""
+    clock, calls = Clock(), itertools.count()
+
+    def validate(*_):
+        clock.now += 3 * check if next(calls) == 0 else check
+
+    def step(*_):
+        clock.now += 0.1
+
+    monkeypatch.setattr(budget_module, "time", clock)
+    monkeypatch.setattr(budget_module, "estimate", validate)
+    monkeypatch.setattr(Learner, "gradients", step)
+    run = tiny(tmp_path, images=1000, batch_size=100)
+    data = load("digits", validation=500)
+    learner = Learner(make_network(run, data), run, data.train, Ranks(0, 1, torch.device("cpu")))
+    monkeypatch.setattr(learner, "update", lambda rate: None)
+    budget, validation = Budget(100.0, learner, data.validation), 7 * check
+    steps = budget.first(clock.now)
+    left = 100 - (2 + 10) * 0.1 - 4 * check - validation
+    assert budget.check == pytest.approx(validation)
+    assert steps == pytest.approx(left / (0.1 + validation / 10), abs=3)
 
 
 def test_a_budget_too_short_is_refused(tmp_path, ticking):

@@ -1,20 +1,22 @@
-"""The mean over an image and its mirror image: as Lipschitz as what it is a mean of, and more often right."""
+"""The mean over an image and its mirror image, which is as Lipschitz as what it is a mean of."""
 
 from collections import OrderedDict
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from lipflow.bound import Bound, Domain, Lipschitz, fold, fold_origin, in_order, require_plain
-from lipflow.flows.together import in_chains, through
+from lipflow.bound import Bound, Domain, fold, fold_origin, in_order, require_plain
+from lipflow.flows.together import Around, in_chains, listened, through
 
 
-class Mirrored(Lipschitz):
+@final
+class Mirrored(Around):
     """(φ(x) + φ(Rx))/2 with R the mirror image, left for right, and φ a chain of modules, given as to `nn.Sequential`.
 
-    R is an isometry, so a mean of φ and φ∘R has φ's (L, ε). In training it is φ alone, at φ's cost: there, images are
-    mirrored at random. Put it around all that comes before the head: of scores that are affine in φ it is the mean too.
+    R is an isometry, so a mean of φ and φ∘R has φ's (L, ε). In training it is φ alone, at φ's cost: mirror images at
+    random there, or φ will not know them. Put it around all that comes before the head: of scores that are affine in φ
+    it is the mean too.
     """
 
     def __init__(self, *modules: nn.Module | OrderedDict[str, nn.Module]) -> None:
@@ -27,14 +29,14 @@ class Mirrored(Lipschitz):
             raise ValueError(f"Mirrored takes images (batch, channels, height, width), not {tuple(x.shape)}")
         if self.training:
             return self._inside(x)
-        here, there = self._inside(torch.cat([x, x.flip(3)])).chunk(2)
+        here, there = self._inside(torch.cat([x, x.flip(3)])).unflatten(0, (2, -1)).unbind()
         return (here + there) / 2
 
     def _inside(self, x: Tensor) -> Tensor:
-        return self.inner(x) if torch.compiler.is_compiling() else through(in_chains(self.inner), x)
+        whole = torch.compiler.is_compiling() or listened(self.inner)
+        return self.inner(x) if whole else through(in_chains(self.inner), x)
 
-    @property
-    def chain(self) -> nn.Sequential | None:
+    def bare(self) -> nn.Sequential | None:
         return self.inner if self.training else None
 
     def bound(self, domain: Domain) -> Bound:

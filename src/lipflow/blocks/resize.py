@@ -47,8 +47,6 @@ class TakeChannels(Nonexpansive):
 class _Pool(Nonexpansive):
     """Windows of size × size that do not overlap; rows and columns past the last whole window are dropped."""
 
-    any_layout = True
-
     def __init__(self, size: int) -> None:
         super().__init__()
         if not isinstance(size, int) or size < 1:
@@ -66,6 +64,8 @@ class _Pool(Nonexpansive):
 class AvgPool(_Pool):
     """The sum over each k × k window divided by k: its rows are orthonormal, so it is 1-Lipschitz and not less."""
 
+    any_layout = True
+
     def forward(self, x: Tensor) -> Tensor:
         self._require(x)
         return F.avg_pool2d(x, self.size) * self.size
@@ -73,6 +73,8 @@ class AvgPool(_Pool):
 
 class MaxPool(_Pool):
     """The greatest entry of each window: 1-Lipschitz, as windows do not overlap."""
+
+    any_layout = True
 
     def forward(self, x: Tensor) -> Tensor:
         self._require(x)

@@ -6,6 +6,7 @@ many small products; layers of a shape are the groups of one grouped convolution
 in a step, as recomputed activations do.
 """
 
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from contextvars import Token
@@ -36,7 +37,7 @@ def through(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
         if chain and (layer is None or not chain[-1].joins(layer, x)):
             x, chain = descend(x, *chain), []
         if layer is None:
-            free = isinstance(module, Lipschitz) and module.any_layout
+            free = vars(type(module)).get("any_layout", False) and not listened(module)
             x = module(x.contiguous() if turned and not free else x)
             turned = turned and free and not x.is_contiguous()
         else:
@@ -54,25 +55,33 @@ def in_chains(chain: nn.Sequential) -> list[nn.Module]:
     return [layer for part in parts for layer in part]
 
 
+class Around(Lipschitz):
+    """A module around a chain of layers, and at times no more than that: then a network looks through it."""
+
+    @abstractmethod
+    def bare(self) -> nn.Sequential | None:
+        """The chain, where `forward` does no more for now than to run it."""
+
+
 def _chain(module: nn.Module) -> nn.Sequential | None:
     """What a module runs one after the other, if it is no more than that and nobody listens to it."""
-    inner = module.chain if isinstance(module, Lipschitz) else module
-    return inner if type(inner) is nn.Sequential and not _has_hooks(module) and not _has_hooks(inner) else None
+    inner = module.bare() if isinstance(module, Around) else module
+    return inner if type(inner) is nn.Sequential and not listened(module) and not listened(inner) else None
 
 
 def _as_layer(module: nn.Module, x: Tensor) -> Layer | None:
     """A Convex Potential Layer that nobody listens to, on inputs of x's shape."""
-    if type(module) is not Flow or any(_has_hooks(m) for m in module.modules()):
+    if type(module) is not Flow or any(listened(m) for m in module.modules()):
         return None
     if not (isinstance(module.step, ExplicitEuler) and isinstance(module.field, ConvexPotential)):
         return None
     return module.field.layer(x, module.step.h)
 
 
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
+def listened(module: nn.Module) -> bool:
+    """Whether a module has hooks, or a forward of its own, so that it has to be called."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(hooks) or "forward" in vars(module)
 
 
 def followed(network: nn.Module) -> list[Weight]:

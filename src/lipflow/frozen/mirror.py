@@ -28,6 +28,10 @@ class Mirror(Primitive):
     def __call__(self, x: Tensor) -> Tensor:
         return torch.stack([x, x.flip(3)], 1).flatten(0, 1)
 
+    @property
+    def shape(self) -> str:
+        return "of images, left for right"
+
 
 @dataclass(frozen=True, eq=False)
 class Mean(Primitive):
@@ -46,4 +50,8 @@ class Mean(Primitive):
 
     def error(self, reach: Fraction, entries: int) -> Fraction:
         """One addition, of what is at most 2X; to halve is exact, but for underflow."""
-        return gamma(1) * reach + entries * TINY
+        return gamma(1) * reach + 2 * entries * TINY
+
+    @property
+    def shape(self) -> str:
+        return "of two rows"

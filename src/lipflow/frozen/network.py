@@ -239,8 +239,7 @@ def certify(frozen: Frozen, images: Tensor) -> Certificates:
 
 def _account(frozen: Frozen, put: Any) -> None:
     """Run the centre of the box through the network, and fold constants and rounding errors on the way."""
-    dimension = math.prod(frozen.in_shape)
-    radius = sqrt_up(Fraction(dimension)) / 2
+    radius = sqrt_up(Fraction(math.prod(frozen.in_shape))) / 2
     x = torch.full((1, *frozen.in_shape), 0.5, dtype=torch.float64)
     total, error, reach = 1.0, Fraction(0), (Fraction(norm_up(x)) + radius) * (1 + ROOM)
     ledger, features, flat, largest = [], 1.0, 0, 1
@@ -256,7 +255,8 @@ def _account(frozen: Frozen, put: Any) -> None:
         if x.ndim > 2:
             flat, largest = i + 1, max(largest, x.numel(), x_next.numel())
         x = x_next
-        reach = Fraction(up((Fraction(norm_up(x)) + Fraction(total) * radius + 2 * error) * (1 + ROOM)))
+        widest = Fraction(max(norm_up(row) for row in x))
+        reach = Fraction(up((widest + Fraction(total) * radius + 2 * error) * (1 + ROOM)))
     if x.ndim != 2 or len(x) != 1 or x.shape[1] < 2:
         raise ValueError(f"a classifier ends in (batch, classes) with at least 2 classes, not {tuple(x.shape)}")
     rounding = up(error)

@@ -68,9 +68,10 @@ def build(name: str, classes: int = 10, in_shape: Shape | None = None, **sizes: 
         raise ValueError(f"in_shape is (channels, height, width), each at least 1, not {in_shape!r}")
     if not isinstance(classes, int) or classes < 2:
         raise ValueError(f"a classifier has at least 2 classes, not {classes!r}")
-    if not isinstance(mirror := sizes.get("mirror", False), bool):
+    arguments = {**model.sizes, **sizes}
+    if not isinstance(mirror := arguments.pop("mirror", False), bool):
         raise ValueError(f"mirror is True or False, not {mirror!r}")
-    network = model.builder(classes, shape, **{**model.sizes, **{k: v for k, v in sizes.items() if k != "mirror"}})
+    network = model.builder(classes, shape, **arguments)
     network = network.mirrored() if mirror else network
     network.name, network.sizes = name, sizes
     return network

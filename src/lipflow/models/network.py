@@ -35,10 +35,12 @@ class Network(Lipschitz):
 
     def see(self, in_shape: Shape) -> None:
         """Show every layer its input size, so that buffers exist before an optimiser or another rank asks for them."""
-        training = self.training
+        tensor = next(t for t in chain(self.parameters(), self.buffers()) if t.is_floating_point())
+        modes = [(module, module.training) for module in self.modules()]
         with torch.no_grad():
-            self.eval()(torch.zeros(1, *in_shape))
-        self.train(training)
+            self.eval()(torch.zeros(1, *in_shape, dtype=tensor.dtype, device=tensor.device))
+        for module, training in modes:
+            module.training = training
 
     @property
     def head(self) -> Head:
@@ -66,11 +68,20 @@ class Network(Lipschitz):
             return self._sparing(layers, x) if self.checkpoint_activations else through(layers, x)
 
     def mirrored(self) -> "Network":
-        """The same network, its scores the mean over an image and its mirror image; weights are shared."""
+        """The network whose scores are the mean over an image and its mirror image, made of the same modules.
+
+        Train with mirrored images, as most recipes do (`flip`), or it means little to the network.
+        """
         *body, (name, head) = in_order(self.stages)
-        network = Network(OrderedDict([("features", Mirrored(OrderedDict(body))), (name, head)]), self.in_shape)
+        if [type(module) for _, module in body] == [Mirrored]:
+            return self
+        mirrored = Mirrored(OrderedDict(body))
+        network = Network(OrderedDict([("mirrored", mirrored), (name, head)]), self.in_shape)
         network.name, network.sizes = self.name, {**self.sizes, "mirror": True}
-        return network.train(self.training)
+        network.checkpoint_activations = self.checkpoint_activations
+        for module in (network, network.stages, mirrored, mirrored.inner):
+            module.training = self.training
+        return network
 
     def _unit(self, x: Tensor) -> Tensor:
         """Pixels as floats: bytes k as k/255, in the type of the weights."""

@@ -12,6 +12,7 @@ from lipflow.train.scribe import Standing
 
 AGAIN = 0.02  # decide anew when this part of the budget has passed
 MEASURE, MOST = 0.01, 10  # the part of the budget that the first decision may take, and the number of steps it takes
+SLIGHTLY = 1e-3  # of the learning rate: weights that do not change at all would be evaluated too fast
 ROOM = 0.002  # the part of the budget kept for the last checkpoint
 
 
@@ -25,7 +26,7 @@ class Budget:
         self.check: float | None = None  # what a validation is thought to take, before there was one
 
     def first(self, start: float) -> int:
-        """T by a few steps at learning rate 0 and a batch of validation, for a run that began at `start`.
+        """T by a few steps and two batches of validation, for a run that began at `start`.
 
         Afterwards the learner is as it was, bit for bit. The very first step pays for memory and compilation, and is
         not counted. All ranks measure, and the first one's answer holds.
@@ -36,7 +37,7 @@ class Budget:
         step = _time_steps(learner, 1)
         if more := learner.ranks.agree(min(int(MEASURE * self.seconds / step), MOST)):
             step = _time_steps(learner, more) / more
-        self.check = self._time_check() * self.batches
+        self.check = self._time_check()
         learner.load(before)
         elapsed = time.monotonic() - start
         steps = learner.ranks.agree(self._fit(0, step, elapsed, self.check))
@@ -68,19 +69,19 @@ class Budget:
         return done + int(left / (step + check / self.per_epoch))
 
     def _time_check(self) -> float:
-        """The time of a batch of validation, the second: the first pays for what evaluation keeps."""
-        recipe, took = self.learner.run.recipe, 0.0
+        """The time of a validation: its first batch also pays for what follows from the weights, which have changed."""
+        recipe, took = self.learner.run.recipe, [0.0, 0.0]
         part = Split(self.validation.images[: recipe.batch_size], self.validation.labels[: recipe.batch_size])
-        for _ in range(2 if self.batches else 0):
+        for i in range(2 if self.batches else 0):
             began = time.monotonic()
             estimate(self.learner.network, part, recipe.radii, recipe.batch_size, self.learner.ranks)
-            took = time.monotonic() - began
-        return took
+            took[i] = time.monotonic() - began
+        return took[0] + (self.batches - 1) * took[1]
 
 
 def _time_steps(learner: Learner, count: int) -> float:
     began = time.monotonic()
     for _, epoch, batch in islice(learner.visits(0), count):
         learner.gradients(batch, epoch)
-        learner.update(0.0)
+        learner.update(learner.run.recipe.lr * SLIGHTLY)
     return time.monotonic() - began

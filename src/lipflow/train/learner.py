@@ -24,6 +24,11 @@ def make_network(run: Run, data: Dataset) -> Network:
         "mean-std": {"mean": list(data.mean), "std": list(data.std)},
         "model": {},
     }
+    if run.sizes.get("mirror") and not run.recipe.flip:
+        raise ValueError(
+            "with mirror=True the network is judged by mirror images too, and --no-flip leaves them out of training; "
+            "add --flip, or drop mirror=True"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)
         sizes = {**inputs[run.recipe.inputs], "lln": run.recipe.lln, **run.sizes}
