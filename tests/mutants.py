@@ -212,8 +212,8 @@ MUTANTS = [
         [
             Edit(
                 NETWORK,
-                "Fraction(norm_up(x)) + Fraction(total) * radius + 2 * error",
-                "Fraction(norm_up(x)) + 2 * error",
+                "(widest + Fraction(total) * radius + 2 * error)",
+                "(widest + 2 * error)",
             )
         ],
         [f"{SOUNDNESS}/test_enclosure.py", "-k", "fed"],

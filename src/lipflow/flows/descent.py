@@ -288,7 +288,10 @@ class _Matrix:
         yield slice(None)
 
     def narrow(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        return self.op(x.to(self.dtype), None if bias is None else bias.to(self.dtype))
+        x = x.to(self.dtype)
+        if bias is None or self.dtype == self.full.dtype:
+            return shift(self.op(x), bias)
+        return self.op(x, bias.to(self.dtype))  # rounded once, and a slow pass less
 
     def unfold(self, y: Tensor) -> Tensor:
         return y
