@@ -63,7 +63,7 @@ bench: venv  ## Run every benchmark, one after another
 	  echo "==> $$file"; $(BIN)/python "$$file" || exit 1; \
 	done
 
-experiments: venv  ## The paper's experiments at small scale, resumable (about three hours on two cores)
+experiments: venv  ## The paper's experiments at small scale, resumable (three and a half hours on two cores)
 	@echo "==> python -m experiments --scale small --jobs 2"
 	@$(BIN)/python -m experiments --scale small --jobs 2
 

@@ -3,7 +3,7 @@
 from functools import partial
 
 from experiments.draw import dots
-from experiments.experiment import Claim, Experiment, Rows, Verdict, above, every, holds, shrinks
+from experiments.experiment import Claim, Column, Experiment, Rows, Verdict, above, every, holds, shrinks
 from experiments.rivals import ACCURACIES, CAYLEY, CERTIFIED, SECONDS, SOC, SOC_20, XL, S, beats, in_order
 from experiments.rivals import published as table
 from experiments.rivals import rows as rivals
@@ -57,7 +57,7 @@ EXPERIMENTS = (
                 otherwise="SOC+ is not trained at this scale",
             ),
         ),
-        columns=(*CERTIFIED, SECONDS),
+        columns=(*CERTIFIED, SECONDS, Column("parameters", ("parameters",), percent=False, scales=("small",))),
         draw=dots,
         runs=partial(rivals, data="cifar10"),
         measures=("certified",),

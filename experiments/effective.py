@@ -5,10 +5,12 @@ is smaller than its certified one. Measured from below: the greatest slope of a 
 its certified bound. 1 would be all of it. What is judged and drawn is the mean over images.
 """
 
+import math
 from functools import partial
+from statistics import mean, stdev
 
 from experiments.draw import bars
-from experiments.experiment import Claim, Column, Experiment, Rows, Verdict, every, holds
+from experiments.experiment import NOISE, NOT_JUDGED, NOT_SEEN, SEEN, Claim, Column, Experiment, Rows, Verdict, holds
 from experiments.rivals import CAYLEY, SOC, S
 from experiments.rivals import rows as rivals
 from lipflow.report.published import PAPER
@@ -17,12 +19,21 @@ USED = Column("most used", ("used",))
 AVERAGE = Column("used on average", ("used_mean",))
 
 
-def less(rows: Rows) -> Verdict:
-    """Of CPL-S in every seed less than of each rival in any."""
-    ours = rows.values(S, "used_mean")
-    text = f"{S} {max(ours):.1%}"
-    rivals = {label: rows.values(label, "used_mean") for label in (CAYLEY, SOC)}
-    return every(*(holds(max(ours) < min(v), f"{text}, {label} {min(v):.1%} (means)") for label, v in rivals.items()))
+def less(than: str):
+    """A rule: CPL-S uses less on average than a rival. All are probed at the same images, so the noise is of seeds."""
+
+    def rule(rows: Rows) -> Verdict:
+        ours, theirs = (rows.values(label, *AVERAGE.path) for label in (S, than))
+        noise = NOISE * math.hypot(_error(ours), _error(theirs))
+        left = mean(theirs) - mean(ours)
+        text = f"used on average: {S} {mean(ours):.1%}, {than} {mean(theirs):.1%} (noise of seeds ±{100 * noise:.1f})"
+        return Verdict(SEEN if left > noise else NOT_SEEN if left < -noise else NOT_JUDGED, text)
+
+    return rule
+
+
+def _error(values: list[float]) -> float:
+    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
 def below(rows: Rows) -> Verdict:
@@ -36,7 +47,8 @@ EXPERIMENTS = (
         title="The effective Lipschitz constant beside the certified one",
         source=f"{PAPER}, section 5.3, empirical adversarial robustness",
         claims=(
-            Claim("CPL-S uses less of its certified constant than Cayley and SOC-10.", less),
+            Claim("CPL-S uses less of its certified constant than SOC-10.", less(SOC)),
+            Claim("CPL-S uses less of its certified constant than Cayley.", less(CAYLEY)),
             Claim("No measured slope is above its certified bound.", below, ours=True),
         ),
         columns=(

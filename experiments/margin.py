@@ -57,6 +57,7 @@ def experiment(data: str) -> Experiment:
         columns=(
             Column("clean", ("clean",)),
             *(Column(f"certified, ε = {eps}", ("certified", eps)) for eps in ("36/255", LARGE)),
+            Column("clean, of those attacked", ("attacked_clean",)),
             *(Column(f"PGD, ε = {eps}", ("attacked", eps)) for eps in ("36/255", LARGE)),
         ),
         draw=curves("certified", "attacked"),

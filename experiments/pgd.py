@@ -8,7 +8,7 @@ from functools import partial
 
 from experiments.certified import FAR
 from experiments.draw import curves
-from experiments.experiment import Claim, Column, Experiment, Rows, Verdict, above, every, holds
+from experiments.experiment import Claim, Column, Experiment, Rows, Verdict, above, holds
 from experiments.rivals import CAYLEY, DATA, SOC, XL, S
 from experiments.rivals import rows as rivals
 from lipflow.report.published import PAPER
@@ -17,12 +17,12 @@ GAIN = 0.10
 AT = {"cifar10": "0.8", "cifar100": "0.6"}
 
 
-def gain(data: str, by: float):
-    """A rule: CPL-S over SOC-10 and Cayley, where the paper says so."""
+def gain(data: str, over: str, by: float = 0.0):
+    """A rule: CPL-S over a rival, where the paper says so."""
 
     def rule(rows: Rows) -> Verdict:
         at = ("attacked", AT[data])
-        return every(above(rows, (S, *at), (SOC, *at), by), above(rows, (S, *at), (CAYLEY, *at)))
+        return above(rows, (S, *at), (over, *at), by)
 
     return rule
 
@@ -47,10 +47,11 @@ def experiment(data: str) -> Experiment:
         title=f"Accuracy under PGD against ε on {DATA[data]}",
         source=f"{PAPER}, Figure 2",
         claims=(
-            Claim(f"Under PGD at {AT[data]}, CPL-S is above SOC-10 and Cayley.", gain(data, 0.0)),
+            Claim(f"Under PGD at {AT[data]}, CPL-S is above SOC-10.", gain(data, SOC)),
+            Claim(f"Under PGD at {AT[data]}, CPL-S is above Cayley.", gain(data, CAYLEY)),
             Claim(
                 f"At {AT[data]} CPL-S is above SOC-10 by {100 * GAIN:.0f} points or more.",
-                gain(data, GAIN),
+                gain(data, SOC, GAIN),
                 scales=("paper",),
                 otherwise="the size of the gain is that of the published networks",
             ),
@@ -64,6 +65,7 @@ def experiment(data: str) -> Experiment:
         ),
         columns=(
             Column("clean", ("clean",)),
+            Column("clean, of those attacked", ("attacked_clean",)),
             *(Column(f"PGD, ε = {eps}", ("attacked", eps)) for eps in ("36/255", *FAR)),
             *(Column(f"certified, ε = {eps}", ("certified", eps)) for eps in ("36/255", AT[data])),
         ),

@@ -30,7 +30,11 @@ experiments, and what the scales are, is in [reproducing](reproducing.md).
 A claim is **seen**, **not seen**, or **cannot be judged** at a scale: because the scale says nothing about it, or
 because a difference is within two standard errors. *small* is real CIFAR-10 with cut networks and few epochs, so its
 accuracies are not to be held against the published ones, which stand beside them; what it can show is the sign of large
-effects.
+effects. Networks keep their published names there, and are cut until an epoch of each takes about as long: a verdict
+between them is about the cut ones, whose numbers of parameters stand in the table of `cifar10`.
+
+Accuracies are in percent. In a table, ± is the standard deviation over seeds; in a verdict, the noise is two standard
+errors.
 """
 
 NO_RUN = "It needs no training: networks are built, and counted."
@@ -113,9 +117,14 @@ def _section(result: Mapping[str, Any], heading: str) -> str:
     spent = sum(row.get("seconds", 0.0) for row in runs)
     images = sorted({row["images"] for row in runs if "images" in row})
     attacked = sorted({row["attacked_images"] for row in runs if "attacked_images" in row})
+    probed = sorted({row["probed"] for row in runs if "probed" in row})
+    held = sorted({row["validation_images"] for row in runs if "validation_images" in row})
+    shown = any(column["path"][0] == "validation" for column in columns)
     known = [
         *(f"{n} test images" for n in images),
         *(f"the first {n} of them attacked" for n in attacked),
+        *(f"the first {n} test images probed" for n in probed),
+        *(f"{n} held-out images" for n in held if shown),
         *([f"{format_duration(spent)} of training"] if spent else []),
         *([made] if (made := origin(runs)) else []),
     ]

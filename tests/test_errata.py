@@ -327,9 +327,15 @@ def test_a_gradient_never_grows_and_may_be_lost():
     torch.testing.assert_close(g.square().sum() - passed.square().sum(), lost, rtol=1e-3, atol=0)
 
 
-def test_orthonormal_rows_lose_no_gradient_where_all_are_active():
-    layer, g = _active(torch.linalg.qr(random(8, 6)).Q.T), random(8)
-    passed = torch.func.vjp(layer, random(1, 8))[1](g[None])[0][0]
+@pytest.mark.parametrize("bias", [100.0, 0.0])
+def test_orthonormal_rows_lose_no_gradient(bias: float):
+    """Whichever rows are active: all of them, or some."""
+    layer, g, x = _active(torch.linalg.qr(random(8, 6)).Q.T), random(8), random(1, 8)
+    nn.init.constant_(layer.field.bias, bias)
+    active = layer.field.weight(x)(x) + bias > 0
+    assert bool(active.any())
+    assert bool(active.all()) == (bias > 0)
+    passed = torch.func.vjp(layer, x)[1](g[None])[0][0]
     torch.testing.assert_close(passed.norm(), g.norm(), rtol=1e-9, atol=0)
 
 

@@ -127,8 +127,11 @@ def test_rivals_and_attacks():
     for name, start in (("cifar10", "CPL-S is above Cayley"), ("certified-cifar10", "CPL-S certifies more than SOC")):
         assert rule(name, start)(better).outcome == SEEN
         assert rule(name, start)(worse).outcome == NOT_SEEN
-    assert pgd.gain("cifar10", 0.0)(better).outcome == SEEN
-    assert pgd.gain("cifar10", 0.3)(better).outcome == NOT_SEEN
+    assert pgd.gain("cifar10", pgd.SOC)(better).outcome == SEEN
+    assert pgd.gain("cifar10", pgd.SOC, 0.3)(better).outcome == NOT_SEEN
+    mixed = Rows({**better.measured, "Cayley (KW3)": [row(attacked=0.9)]})
+    assert pgd.gain("cifar10", pgd.SOC)(mixed).outcome == SEEN
+    assert pgd.gain("cifar10", pgd.CAYLEY)(mixed).outcome == NOT_SEEN
     assert pgd.sound(better).outcome == SEEN
     assert pgd.sound(Rows({"CPL-S": [row(contradictions=["image 3 was broken"])]})) == (NOT_SEEN, "image 3 was broken")
 
@@ -139,27 +142,33 @@ def test_depth():
         kept = {"validation_images": 5000, "epochs": epochs, "diverged": False}
         return Rows({label: [{**kept, "validation": v}] for label, v in made.items()})
 
-    assert depth.trains(rows(0.4, 0.3)).outcome == SEEN
-    assert depth.trains(rows(0.4, 0.1)).outcome == NOT_SEEN
-    assert depth.trains(rows(0.4, 0.1, epochs=1)).outcome == NOT_JUDGED
+    deep = depth.trains("1000 layers")
+    assert deep(rows(0.4, 0.3)).outcome == SEEN
+    assert deep(rows(0.4, 0.1)).outcome == NOT_SEEN
+    assert deep(rows(0.4, 0.1, epochs=1)).outcome == NOT_JUDGED
+    assert depth.trains("100 layers")(rows(0.4, 0.1)).outcome == SEEN
     assert depth.no_gain(rows(0.4, 0.35)).outcome == SEEN
     assert depth.no_gain(rows(0.3, 0.4)).outcome == NOT_SEEN
 
 
 def test_gradient_and_effective_constant():
-    def norms(*values):
-        return Rows({"100 layers": [{"gradient": {"fresh": values, "trained": values}}]})
+    def norms(*fresh):
+        return Rows({"100 layers": [{"gradient": {"fresh": fresh, "trained": (0.5, 0.9)}}]})
 
     assert gradient.bounded(norms(0.5, 1.0)).outcome == SEEN
     assert gradient.bounded(norms(0.5, 7.0)).outcome == NOT_SEEN
-    assert gradient.alive(norms(0.5, 1.0)).outcome == SEEN
-    assert gradient.alive(norms(1e-11, 1.0)).outcome == NOT_SEEN
+    assert gradient.alive("fresh")(norms(0.5, 1.0)).outcome == SEEN
+    assert gradient.alive("fresh")(norms(1e-11, 1.0)).outcome == NOT_SEEN
+    assert gradient.alive("trained")(norms(1e-11, 1.0)).outcome == SEEN
 
-    def used(ours, theirs):
+    def used(ours, theirs, spread=0.0):
         values = {"CPL-S": ours, "Cayley (KW3)": theirs, "SOC-10": theirs}
-        return Rows({label: [{"used": v, "used_mean": v}] for label, v in values.items()})
+        seeds = (-spread, 0.0, spread)
+        return Rows({k: [{"used": v + s, "used_mean": v + s} for s in seeds] for k, v in values.items()})
 
-    assert effective.less(used(0.3, 0.9)).outcome == SEEN
-    assert effective.less(used(0.9, 0.3)).outcome == NOT_SEEN
+    less = effective.less(effective.SOC)
+    assert less(used(0.3, 0.9)).outcome == SEEN
+    assert less(used(0.9, 0.3)).outcome == NOT_SEEN
+    assert less(used(0.5, 0.55, spread=0.1)).outcome == NOT_JUDGED
     assert effective.below(used(1.0, 0.9)).outcome == SEEN
     assert effective.below(used(1.1, 0.9)).outcome == NOT_SEEN

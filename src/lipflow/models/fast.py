@@ -2,8 +2,8 @@
 
 Fold pixels into channels, so that no layer runs at full resolution, where a layer costs most and sees least: 2×2 pixels
 become channels twice (isometries), with convolutional CPLs after each; average pooling; dense CPLs; unit rows. Weights
-begin with orthonormal rows: then x - (2/‖W‖²)Wᵀσ(Wx + b) is a reflection wherever σ is active, and loses nothing. What
-was tried on the way is in docs/log.md.
+begin with orthonormal rows, in convolutions nearly: then the Jacobian of x - (2/‖W‖²)Wᵀσ(Wx + b) is a product of
+reflections at every x, and no gradient is lost. What was tried on the way is in docs/log.md.
 """
 
 from collections import OrderedDict

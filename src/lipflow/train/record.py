@@ -95,11 +95,12 @@ def load_run(path: Path | str, which: Literal["final", "best"] = "final") -> tup
 
 
 def _commit() -> str | None:
-    """The commit that this code is checked out at, with -dirty if it was changed since; None if it is installed."""
+    """The commit that this code is checked out at, with -dirty if code was changed since; None if it is installed."""
     package = Path(lipflow.__file__).parent
     try:
         _git(package, "ls-files", "--error-unmatch", "__init__.py")  # it may lie in some other project's checkout
-        return _git(package, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+        changed = _git(package, "status", "--porcelain", "--untracked-files=no", "--", ":/*.py", ":/*.toml")
+        return _git(package, "rev-parse", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None
 
