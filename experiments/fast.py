@@ -131,7 +131,8 @@ def attack(run: Run, images: int, few: int) -> None:
     from lipflow.train.recipe import radius
     from lipflow.train.record import load_run
 
-    by_pgd(Attack(run.folder, epsilon=EPSILONS, images=images))
+    if by_pgd(Attack(run.folder, epsilon=EPSILONS, images=images)):
+        raise ValueError(f"{run.folder}: a certified image was broken; nothing is published")
     test = data.load(run.data, run.data_dir).test
     x, truth = data.to_unit(test.images[:few]), test.labels[:few]
     frozen, eps = Frozen.load(run.folder / record.WEIGHTS), EPSILONS[0]

@@ -5,8 +5,9 @@ norm before each layer over that of the scores, in the networks of the depth exp
 """
 
 from experiments.depth import layers as layers_of
+from experiments.depth import trains
 from experiments.draw import layers
-from experiments.experiment import Claim, Column, Experiment, Rows, Verdict, every, holds
+from experiments.experiment import NOT_JUDGED, SEEN, Claim, Column, Experiment, Rows, Verdict, every, holds
 from lipflow.report.published import PAPER
 
 ROOM = 1.01  # a live network's steps come from estimated norms
@@ -25,11 +26,16 @@ def bounded(rows: Rows) -> Verdict:
 
 
 def alive(state: str):
-    def rule(rows: Rows) -> Verdict:
-        least = {label: min(norms(rows, label, state)) for label in sorted(rows.measured, key=layers_of)}
-        return every(*(holds(norm >= VANISHED, f"{label} at least {norm:.3g}") for label, norm in least.items()))
+    """A rule: no gradient of networks in this state has vanished. One that has not learned yet is not a trained one."""
 
-    return rule
+    def judge(rows: Rows, label: str) -> Verdict:
+        least = min(norms(rows, label, state))
+        verdict = holds(least >= VANISHED, f"{label} at least {least:.3g}")
+        if state == "trained" and trains(label)(rows).outcome != SEEN:
+            return Verdict(NOT_JUDGED, f"{verdict.evidence}, not having learned yet")
+        return verdict
+
+    return lambda rows: every(*(judge(rows, label) for label in sorted(rows.measured, key=layers_of)))
 
 
 EXPERIMENTS = (

@@ -39,7 +39,7 @@ from lipflow.train.run import Run
 AT_ONCE = 500  # images through a live network
 
 
-def training(folder: Path, scale: Scale) -> dict[str, Any]:
+def training(folder: Path) -> dict[str, Any]:
     """What the log says: seconds, the loss at the end, and validation accuracy after every epoch."""
     kept = Record.read(folder)
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
@@ -197,7 +197,7 @@ def measure(folder: Path, measures: tuple[str, ...], scale: Scale) -> dict[str, 
     kept = Record.read(folder)
     parameters = sum(p.numel() for p in load_run(folder)[1].parameters())
     known: dict[str, Any] = {"run": folder.name, "seed": kept.run.seed, "parameters": parameters}
-    known |= {"recorded": dict(kept.environment), **training(folder, scale)}
+    known |= {"recorded": dict(kept.environment), **training(folder)}
     for name in measures:
         known |= MEASURES[name](folder, scale)
     return known

@@ -39,7 +39,10 @@ def side_by_side(
         try:
             futures = {pool.submit(_do, function, arguments): name for name, arguments in work.items()}
             for future in as_completed(futures):
-                if error := future.exception():
+                error = future.exception()
+                if isinstance(error, BrokenProcessPool):
+                    raise error
+                if error:
                     print(f"    failed: {futures[future]}: {error}", flush=True)
                 elif not stop.is_set():
                     after(futures[future])

@@ -98,6 +98,9 @@ def answered(program: str, work: Callable[[], int]) -> int:
     except (ValueError, OSError) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted; the same command goes on", file=sys.stderr)
+        return 130
 
 
 def list_or_run(options: Options, command: str) -> int:
@@ -251,7 +254,7 @@ def ensure(run: Run, train: Callable[..., object] | None = None) -> None:
         from lipflow.train.record import Record
 
         if changed := differences(Record.read(run.folder).run, run):
-            raise ValueError(f"{run.folder} holds another run: {', '.join(changed)}; move it away")
+            raise ValueError(f"{run.folder} holds another run: {', '.join(map(str, changed))}; move it away")
     if found in ("done", "diverged"):
         print(f"    {found} already: {run.folder.name}", flush=True)
         return

@@ -136,8 +136,8 @@ SCALES: Mapping[str, Scale] = {scale.name: scale for scale in (PAPER, SMALL, SMO
 # What it costs
 
 
-# Milliseconds of one CPU thread for an image of training, from single steps at the sizes above, or whole runs of very deep
-# networks; two threads do the work of about 1.7. An evaluation is what certifying, attacking and probing take together.
+# Milliseconds of one CPU thread for an image of training, from single steps at the sizes above, or whole runs (DEEP);
+# two threads do the work of about 1.7. An evaluation is what certifying, attacking and probing take together.
 THREADS = 1.7
 MILLISECONDS = {"cpl-s": 3.0, "cayley-kw3": 2.6, "soc-10": 2.0, DEEP: 0.07}  # DEEP: for each layer
 TRAINING = {"cifar10": 45000, "cifar10-8x8": 45000}

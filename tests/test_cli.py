@@ -164,7 +164,7 @@ def test_exit_codes(error, code, monkeypatch, capsys):
     def fail(arguments):
         raise error
 
-    monkeypatch.setattr(cli, "models", fail)
+    monkeypatch.setattr("lipflow.commands.models.models", fail)
     monkeypatch.delenv("LIPFLOW_DEBUG", raising=False)
     assert cli.main(["models"]) == code
     err = capsys.readouterr().err
@@ -176,7 +176,7 @@ def test_exit_codes(error, code, monkeypatch, capsys):
 
 
 def test_an_error_of_ours_is_not_hidden(monkeypatch):
-    monkeypatch.setattr(cli, "models", lambda arguments: 1 / 0)
+    monkeypatch.setattr("lipflow.commands.models.models", lambda arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cli.main(["models"])
 

@@ -60,6 +60,8 @@ def test_a_folder_and_a_file_load_as_well(tmp_path, run_folder):
     assert torch.equal(lipflow.load(str(run_folder)).state_dict()[name], expected)
     pack(run_folder, tmp_path / "packed")
     assert torch.equal(lipflow.load(tmp_path / "packed").state_dict()[name], expected.bfloat16().float())
+    told = json.loads((tmp_path / "packed" / "run.json").read_text())
+    assert set(told["environment"]) == {"lipflow", "commit", "torch", "python"}
 
 
 @pytest.mark.parametrize(
@@ -92,6 +94,17 @@ def test_nobody_s_run_is_written_over(tmp_path, monkeypatch):
     assert [p.name for p in mine.parent.iterdir()] == ["run.json"]
     (tmp_path / NAME).mkdir()
     assert pretrained.folder_of(Path(NAME)) == Path(NAME), "a folder of that name goes first"
+
+
+def test_a_disk_that_is_full_is_said_and_nothing_is_left(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError("No space left on device")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(OSError, match="No space left"):
+        pretrained.folder_of(Path(NAME))
+    assert not list((tmp_path / "runs").iterdir())
 
 
 def test_whoever_is_second_finds_it_whole(tmp_path, monkeypatch):

@@ -36,9 +36,9 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {
     "train": Command(
         "train a network by its published recipe, or resume",
-        "lipflow.train.command:Train",
-        "lipflow.train.command:train",
-        "lipflow.train.command:defaults",
+        "lipflow.commands.train:Train",
+        "lipflow.commands.train:train",
+        "lipflow.commands.train:defaults",
     ),
     "certify": Command(
         "freeze a trained network and certify images with it",
@@ -60,8 +60,16 @@ COMMANDS: dict[str, Command] = {
         "lipflow.commands.report:Report",
         "lipflow.commands.report:report",
     ),
-    "data": Command("fetch a dataset and show what is in it", "lipflow.cli:Data", "lipflow.cli:data"),
-    "models": Command("list the networks, their parameters and layers", "lipflow.cli:Models", "lipflow.cli:models"),
+    "data": Command(
+        "fetch a dataset and show what is in it",
+        "lipflow.commands.data:Data",
+        "lipflow.commands.data:data",
+    ),
+    "models": Command(
+        "list the networks, their parameters and layers",
+        "lipflow.commands.models:Models",
+        "lipflow.commands.models:models",
+    ),
     "demo": Command("see it work on handwritten digits, offline", "lipflow.cli:Demo", "lipflow.cli:demo"),
 }
 
@@ -159,71 +167,7 @@ def _help() -> str:
     )
 
 
-# lipflow data
-
-
-@dataclass(frozen=True)
-class Data:
-    """Fetch a dataset, unless it is there, check it and show what is in it."""
-
-    name: str
-    """digits, cifar10, cifar100, or folder (your own images, with --data-dir)."""
-    data_dir: Path | None = None
-    """Where the data is or should go, instead of the download cache."""
-    image_size: int | None = None
-    """The side that images of a folder are resized to."""
-
-
-def data(arguments: Data) -> int:
-    """Print the splits of a dataset, after downloading it if need be."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from lipflow.data import DOWNLOADS, fetch, load
-
-    if arguments.name in DOWNLOADS:
-        print(f"{arguments.name} is in {fetch(arguments.name, arguments.data_dir)}")
-    found = load(arguments.name, arguments.data_dir, image_size=arguments.image_size)
-    table = Table("split", "images", "shape", "classes", title=found.name)
-    for title, split in (("train", found.train), ("validation", found.validation), ("test", found.test)):
-        table.add_row(title, str(len(split)), "×".join(map(str, found.shape)), str(found.classes))
-    Console().print(table)
-    return 0
-
-
-# lipflow models
-
-
-@dataclass(frozen=True)
-class Models:
-    """List the networks that --model takes: their parameters, layers and input; and those that come trained."""
-
-
-def models(arguments: Models) -> int:
-    """Print a table of the networks, built without memory for their weights."""
-    import torch
-    from rich.console import Console
-    from rich.table import Table
-
-    from lipflow.bound import Lipschitz
-    from lipflow.models import MODELS, build
-    from lipflow.pretrained import NAMES
-
-    table = Table("model", "parameters", "layers", "input", "")
-    for name, model in MODELS.items():
-        with torch.device("meta"):
-            network = build(name)
-        parameters = sum(p.numel() for p in network.parameters())
-        learned = [m for m in network.modules() if isinstance(m, Lipschitz) and any(True for _ in m.parameters())]
-        layers = sum(not any(other in learned for other in m.modules() if other is not m) for m in learned)
-        shape = "×".join(map(str, model.in_shape))
-        table.add_row(name, f"{parameters:,}", str(layers), shape, model.summary)
-    Console().print(table)
-    print(f"trained, for lipflow.load(NAME) and lipflow certify NAME: {', '.join(NAMES)}")
-    return 0
-
-
-# lipflow demo
+# lipflow demo: it types commands, so it is here, with their table
 
 
 @dataclass(frozen=True)

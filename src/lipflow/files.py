@@ -14,7 +14,7 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
         mode = temporary.stat().st_mode  # what the user's umask says; safetensors makes files that no one else can read
         write(temporary)
         temporary.chmod(mode)
-        with temporary.open("rb") as file:
+        with temporary.open("r+b") as file:  # Windows syncs only what it may write
             os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:

@@ -152,14 +152,16 @@ def test_depth():
 
 
 def test_gradient_and_effective_constant():
-    def norms(*fresh):
-        return Rows({"100 layers": [{"gradient": {"fresh": fresh, "trained": (0.5, 0.9)}}]})
+    def norms(*fresh, learned=0.4):
+        reached = {"validation": learned, "validation_images": 5000, "epochs": 1, "diverged": False}
+        return Rows({"100 layers": [{"gradient": {"fresh": fresh, "trained": (0.5, 0.9)}, **reached}]})
 
     assert gradient.bounded(norms(0.5, 1.0)).outcome == SEEN
     assert gradient.bounded(norms(0.5, 7.0)).outcome == NOT_SEEN
     assert gradient.alive("fresh")(norms(0.5, 1.0)).outcome == SEEN
     assert gradient.alive("fresh")(norms(1e-11, 1.0)).outcome == NOT_SEEN
     assert gradient.alive("trained")(norms(1e-11, 1.0)).outcome == SEEN
+    assert gradient.alive("trained")(norms(1e-11, 1.0, learned=0.1)).outcome == NOT_JUDGED
 
     def used(ours, theirs, spread=0.0):
         values = {"CPL-S": ours, "Cayley (KW3)": theirs, "SOC-10": theirs}

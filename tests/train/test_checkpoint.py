@@ -177,6 +177,7 @@ def test_a_checkpoint_without_its_digest_was_never_finished(tmp_path):
         assert equal(checkpoints.latest(), checkpoint(1))
     checkpoints.tidy(1)
     assert not list(tmp_path.glob(".*"))
+    assert not (tmp_path / "step-00000002.safetensors").exists()
 
 
 def test_tidy_forgets_the_future(tmp_path):

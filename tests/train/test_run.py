@@ -121,7 +121,7 @@ def test_differences_name_the_flags():
     run = Run()
     other = replace(run, seed=4, device="cuda", out=Path("x"), recipe=replace(run.recipe, batch_size=3))
     assert differences(run, run) == []
-    assert differences(run, other) == ["--seed 4 (the run has 0)", "--batch-size 3 (the run has 128)"]
+    assert list(map(str, differences(run, other))) == ["--seed 4 (the run has 0)", "--batch-size 3 (the run has 128)"]
     assert set(PLACE) < {field.name for field in fields(Run)}
 
 

@@ -1,1 +1,1 @@
-"""The commands that work on a finished run. Each file is the flags of one, and the function over them."""
+"""The commands. Each file is the flags of one, and the function over them."""

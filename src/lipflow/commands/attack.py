@@ -61,15 +61,16 @@ def attack(arguments: Attack) -> int:
 
 def over_ranks(arguments: Attack, radii: tuple[str, ...], ranks: "Ranks") -> int:
     """Attack, write the outcome, and print the table; certified ≤ attacked ≤ clean, or something is wrong (1)."""
-    import numpy as np
     import torch
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from lipflow import record
     from lipflow.attack import PGD, pgd
     from lipflow.commands.progress import through
     from lipflow.frozen import Frozen
+    from lipflow.report.evidence import read_certificate
     from lipflow.rounding import down
     from lipflow.train.recipe import radius
 
@@ -78,8 +79,8 @@ def over_ranks(arguments: Attack, radii: tuple[str, ...], ranks: "Ranks") -> int
         raise ValueError(f"{arguments.run} holds no certificate; run `lipflow certify {arguments.run}` first")
     names = sorted(arguments.epsilon or radii, key=radius)
     eps = [radius(name) for name in names]
-    with np.load(rows, allow_pickle=False) as columns:
-        found = {k: torch.from_numpy(columns[k][: arguments.images]) for k in ("images", "truth", "label", "radius")}
+    held = read_certificate(arguments.run)  # and its digest now: it may be written anew before the attack has ended
+    found = {k: torch.from_numpy(getattr(held, k)[: arguments.images]) for k in ("images", "truth", "label", "radius")}
     if not len(found["truth"]):
         raise ValueError(f"{rows} holds no images to attack; run `lipflow certify {arguments.run}` again")
     frozen, how = Frozen.load(weights), PGD(steps=arguments.steps, restarts=arguments.restarts, seed=arguments.seed)
@@ -89,7 +90,8 @@ def over_ranks(arguments: Attack, radii: tuple[str, ...], ranks: "Ranks") -> int
     if not ranks.first:
         return 0
     right = found["label"] == found["truth"]
-    table = Table("radius", "certified", "under attack", title=f"{arguments.run}: {len(right)} images under L2-PGD")
+    title = Text(f"{arguments.run}: {len(right)} images under L2-PGD")  # a name is text, whatever brackets are in it
+    table = Table("radius", "certified", "under attack", title=title)
     clean, sound, outcome = float(right.double().mean()), True, {}
     table.add_row("0 (clean)", f"{clean:.2%}", f"{clean:.2%}")
     for column, (name, ball) in enumerate(zip(names, eps, strict=True)):
@@ -98,10 +100,9 @@ def over_ranks(arguments: Attack, radii: tuple[str, ...], ranks: "Ranks") -> int
         sound &= not bool((certified & ~standing).any()) and float(standing.double().mean()) <= clean
         outcome[name] = standing.tolist()
         table.add_row(name, f"{float(certified.double().mean()):.2%}", f"{float(standing.double().mean()):.2%}")
+    said = {"attack": "L2-PGD", **asdict(how), "certificate": held.digest, "clean": right.tolist(), "standing": outcome}
+    write(arguments.run, said)  # before anything that may be interrupted: the table, and the gallery, which takes long
     Console().print(table)
-    of = json.loads(claims.read_text())["digest"]
-    said = {"attack": "L2-PGD", **asdict(how), "certificate": of, "clean": right.tolist(), "standing": outcome}
-    write(arguments.run, said)  # before the gallery, which takes long and may be interrupted
     if arguments.gallery > 0:
         write(arguments.run, said, further(frozen, found, how, arguments.gallery))
     if not sound:

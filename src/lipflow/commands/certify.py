@@ -1,7 +1,6 @@
 """`lipflow certify RUN`: freeze a network, certify the test images, and write what another program can check."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -54,8 +53,9 @@ def certify(arguments: Certify) -> int:
             lambda: data.load(run.data, data_dir, image_size=run.image_size, validation=run.validation)
         )
         split = dataset.test if arguments.split == "test" else dataset.validation
-        count = len(split) if arguments.images is None else min(arguments.images, len(split))
-        images, truth = split.images[:count], split.labels[:count]
+        images, truth = split.images[: arguments.images], split.labels[: arguments.images]
+        if not len(truth):
+            raise ValueError(f"there are no {arguments.split} images of {run.data}: the run held none out")
         start = time.perf_counter()
         frozen = freeze(network)
         if ranks.first:
@@ -66,7 +66,7 @@ def certify(arguments: Certify) -> int:
         if certificates is None:
             return 0
         record.write(folder, frozen, certificates, images, truth, arguments.split)
-        show(certificates, truth, radii, f"{folder}: {count} {arguments.split} images of {run.data}")
+        show(certificates, truth, radii, f"{folder}: {len(truth)} {arguments.split} images of {run.data}")
         print(f"wrote {folder / record.CLAIMS}; check it with: lipflow check {folder}")
     return 0
 
@@ -81,35 +81,29 @@ def over_ranks(frozen: "Frozen", images: "Tensor", ranks: "Ranks") -> "Certifica
     from lipflow.frozen.network import CHUNK
 
     mine = ranks.share(torch.arange(len(images)))
-    chunks = mine.split(CHUNK) if len(mine) else [mine]
-    parts = ranks.gather([certify(frozen, images[chunk]) for chunk in through(chunks, "certifying", ranks.first)])
+    chunks = through(mine.split(CHUNK), "certifying", ranks.first)  # one, if it is empty
+    parts = ranks.gather([certify(frozen, images[chunk]) for chunk in chunks])
     if not ranks.first:
         return None
     return Certificates(*(torch.cat([getattr(p, column) for p in parts]) for column in vars(parts[0])))
 
 
 def show(certificates: "Certificates", truth: "Tensor", radii: dict, title: str) -> None:
-    """Print accuracy, certified by our rule and by the paper's."""
+    """Print clean and certified accuracy and the average radius (0 where wrong), by our rule and by the paper's."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table("radius", "certified", "by the paper's rule", title=title)
-    for name, ours, paper in rows(certificates, truth, radii):
-        table.add_row(name, ours, paper)
+    right = certificates.label == truth
+    table = Table("radius", "certified", "by the paper's rule", title=Text(title))
+    table.add_row("0 (clean)", *[f"{_mean(right):.2%}"] * 2)
+    for name, eps in radii.items():
+        paper = certificates.paper_radius > float(eps)
+        table.add_row(name, *(f"{_mean(right & flags):.2%}" for flags in (certificates.certified(eps), paper)))
+    both = certificates.radius, certificates.paper_radius
+    table.add_row("average radius", *(f"{_mean(radius * right):.4f}" for radius in both))
     Console().print(table)
 
 
-def rows(certificates: "Certificates", truth: "Tensor", radii: dict) -> Sequence[tuple[str, str, str]]:
-    """Clean accuracy, certified accuracy at each radius, and the average radius (0 where the label is wrong)."""
-    right = certificates.label == truth
-    clean = f"{_mean(right):.2%}"
-    found = [("0 (clean)", clean, clean)]
-    for name, eps in radii.items():
-        paper = right & (certificates.paper_radius > float(eps))
-        found.append((name, f"{_mean(right & certificates.certified(eps)):.2%}", f"{_mean(paper):.2%}"))
-    ours, paper = (f"{_mean(r * right):.4f}" for r in (certificates.radius, certificates.paper_radius))
-    return [*found, ("average radius", ours, paper)]
-
-
 def _mean(values: "Tensor") -> float:
-    return float(values.double().mean()) if len(values) else 0.0
+    return float(values.double().mean())

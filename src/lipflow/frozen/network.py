@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, ParamSpec, TypeVar, final
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -184,14 +184,17 @@ class Frozen(nn.Module):
     @_on_the_cpu
     def load(path: str | Path) -> "Frozen":
         """Read a network from its file. Every norm is bounded anew: a file's word is not taken."""
-        with safe_open(str(path), framework="pt") as file:
-            text = (file.metadata() or {}).get("lipflow")
-            if text is None:
-                raise ValueError(f"{path} is no frozen lipflow network: its metadata has no 'lipflow'")
-            description = json.loads(text)
-            if description.get("schema") != SCHEMA:
-                raise ValueError(f"{path} has schema {description.get('schema')!r}; this version reads {SCHEMA}")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                text = (file.metadata() or {}).get("lipflow")
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+        except SafetensorError as error:
+            raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
+        if text is None:
+            raise ValueError(f"{path} is no frozen lipflow network: its metadata has no 'lipflow'")
+        description = json.loads(text)
+        if description.get("schema") != SCHEMA:
+            raise ValueError(f"{path} has schema {description.get('schema')!r}; this version reads {SCHEMA}")
         primitives = [_restore(i, entry, tensors) for i, entry in enumerate(description["primitives"])]
         return Frozen(primitives, tuple(description["in_shape"]))
 
@@ -233,7 +236,7 @@ def certify(frozen: Frozen, images: Tensor) -> Certificates:
     frozen.require_untouched()
     require_pixels(images)
     # The method of the class, as a call could go by way of hooks that torch keeps for all modules.
-    parts = [Frozen.forward(frozen, chunk) for chunk in (images.split(CHUNK) if len(images) else [images])]
+    parts = [Frozen.forward(frozen, chunk) for chunk in images.split(CHUNK)]
     return from_logits(torch.cat(parts), frozen.pair_bounds, frozen.rounding)
 
 
@@ -327,11 +330,8 @@ def pair_bounds(primitives: Sequence[Primitive], features: float, total: float, 
 
 def describe(frozen: Frozen) -> dict[str, Any]:
     """The network without its tensors, as plain data."""
-    return dict(
-        schema=SCHEMA,
-        in_shape=list(frozen.in_shape),
-        primitives=[dict(kind=p.kind, **_plain(p)) for p in frozen.primitives],
-    )
+    primitives = [dict(kind=p.kind, **_plain(p)) for p in frozen.primitives]
+    return dict(schema=SCHEMA, in_shape=list(frozen.in_shape), primitives=primitives)
 
 
 def _plain(p: Primitive) -> dict[str, Any]:

@@ -35,7 +35,8 @@ class Network(Lipschitz):
 
     def see(self, in_shape: Shape) -> None:
         """Show every layer its input size, so that buffers exist before an optimiser or another rank asks for them."""
-        tensor = next(t for t in chain(self.parameters(), self.buffers()) if t.is_floating_point())
+        tensors = (t for t in chain(self.parameters(), self.buffers()) if t.is_floating_point())
+        tensor = next(tensors, torch.empty(0))
         modes = [(module, module.training) for module in self.modules()]
         with torch.no_grad():
             self.eval()(torch.zeros(1, *in_shape, dtype=tensor.dtype, device=tensor.device))

@@ -44,13 +44,15 @@ def folder_of(run: Path) -> Path:
     if not folder.exists():
         beside = folder.with_name(f".{run}-{uuid4().hex}")
         beside.mkdir(parents=True)
-        for name in FILES:
-            shutil.copyfile(_HERE / run / name, beside / name)
         try:
+            for name in FILES:
+                shutil.copyfile(_HERE / run / name, beside / name)
             beside.rename(folder)
             print(f"copied the pretrained network {run} to {folder}")
-        except OSError:  # another process was faster
+        except OSError:
             shutil.rmtree(beside)
+            if not folder.exists():  # else another process was faster
+                raise
     same = all((folder / n).is_file() and filecmp.cmp(folder / n, _HERE / run / n, shallow=False) for n in FILES)
     if not same:
         raise ValueError(

@@ -15,6 +15,7 @@ from lipflow.train.checkpoint import save_model
 from lipflow.train.record import FINAL, Record, load_run
 
 LIMIT = 20 * 2**20
+VERSIONS = ("lipflow", "commit", "torch", "python")
 
 
 def pack(run: Path, folder: Path) -> int:
@@ -23,8 +24,10 @@ def pack(run: Path, folder: Path) -> int:
     for parameter in network.parameters():
         parameter.data = parameter.data.to(torch.bfloat16)
     record = Record.read(run)
+    made = {name: value for name, value in record.environment.items() if name in VERSIONS}
     folder.mkdir(parents=True, exist_ok=True)
-    replace(record, run=replace(record.run, out=None, data_dir=None), exact=None).write(folder)
+    anywhere = replace(record.run, out=None, data_dir=None)
+    replace(record, run=anywhere, environment=made, exact=None).write(folder)
     save_model(network, folder / FINAL)
     return (folder / FINAL).stat().st_size
 

@@ -8,7 +8,6 @@ is an error that names the file.
 import hashlib
 import json
 import math
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -161,7 +160,7 @@ def read_all(folders: tuple[Path, ...], names: tuple[str, ...] = ()) -> list[Evi
 def read(folder: Path, name: str) -> Evidence:
     """One run; what is there has to fit together."""
     record = Record.read(folder)
-    certificate = _certificate(folder) if (folder / CLAIMS).is_file() else None
+    certificate = read_certificate(folder) if (folder / CLAIMS).is_file() else None
     attacked = certificate is not None and (folder / OUTCOMES).is_file()
     outcome = _outcome(folder, certificate) if certificate is not None and attacked else None
     losses, epochs = _log(folder / "log.jsonl")
@@ -169,7 +168,8 @@ def read(folder: Path, name: str) -> Evidence:
     return Evidence(name, folder, record, ended, losses, epochs, certificate, outcome, stale)
 
 
-def _certificate(folder: Path) -> Certificate:
+def read_certificate(folder: Path) -> Certificate:
+    """The certificate in a folder; what does not fit its digests is refused."""
     path = folder / CLAIMS
     said = _json(path, path.read_bytes())
     stated = {key: value for key, value in said.items() if key != "digest"}
@@ -240,6 +240,8 @@ def _examples(path: Path, expected: Any, certificate: Certificate) -> Examples:
     for name in set(columns) - {"index", "inside", "nearest"}:
         column = columns[name]
         _hold(column.ndim == 1 and column.dtype.kind in kinds.get(name, "f"), path, f"{name} is of another type")
+    for name in ("inside_distance", "nearest_distance"):
+        _hold(bool((np.isfinite(columns[name]) & (columns[name] >= 0)).all()), path, f"{name} is no distance")
     for name in ("inside", "nearest"):
         _hold(columns[name].shape[1:] == shape, path, f"{name} are images of another shape")
         _pixels(columns[name], path)
@@ -290,9 +292,11 @@ def _arrays(path: Path, expected: Any, names: tuple[str, ...]) -> dict[str, np.n
     _hold(fits, path, "its digest is not the one that was written down; it was changed since")
     try:
         with np.load(path, allow_pickle=False) as columns:
-            return {name: columns[name] for name in names}
-    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, TypeError, AttributeError) as error:
+            found = {name: columns[name] for name in names}
+    except Exception as error:  # what NumPy and zipfile raise on damaged or forged files is varied
         raise ValueError(f"{path} cannot be read: {error}") from None
+    _hold(all(column.ndim for column in found.values()), path, "a column has a row for each image")
+    return found
 
 
 def _pixels(images: np.ndarray, path: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from lipflow.report.evidence import Certificate, Evidence
 from lipflow.report.published import Reference, reference, references
 from lipflow.train.recipe import radius
-from lipflow.train.run import Run, differences
+from lipflow.train.run import Difference, Run, differences
 
 DASH = "–"
 PUBLISHED = "the paper's own networks"
@@ -133,16 +133,17 @@ def _remarks(run: Evidence) -> list[str]:
         changed = differences(Run.of(run.record.run.model, run.record.run.data), run.record.run)
     except ValueError:  # a model without a recipe
         changed = []
-    changed = [text for text in changed if not text.startswith("--seed ")]
+    changed = [change for change in changed if change.flag != "seed"]
     if changed and reference(run.record.run) is not None:
         remarks.append(f"not the published run: {'; '.join(map(_difference, changed))}")
     return remarks
 
 
-def _difference(text: str) -> str:
-    """ "--epochs 20 (the run has 200)" → "--epochs 20 (published: 200)", and sizes as they are typed."""
-    told = re.sub(r" \(the run has (.*)\)$", lambda m: "" if m[1] in ("{}", "None") else f" (published: {m[1]})", text)
-    return re.sub(r"\{(.*)\}", lambda m: m[1].replace("'", "").replace(": ", "=").replace(",", ""), told)
+def _difference(change: Difference) -> str:
+    """ "--epochs 20 (published: 200)", and sizes as they are typed."""
+    asked = change.asked
+    typed = " ".join(f"{name}={value}" for name, value in asked.items()) if isinstance(asked, dict) else asked
+    return f"--{change.flag} {typed}" + ("" if change.stored in ({}, None) else f" (published: {change.stored})")
 
 
 def markdown(summary: Summary, warnings: Sequence[str] = ()) -> str:

@@ -12,7 +12,6 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,6 +135,9 @@ class Checkpoints:
                 self._remove(later)
         for part in self.folder.glob(".*.part"):
             part.unlink(missing_ok=True)
+        for path in self.folder.glob("step-*.safetensors"):
+            if not path.with_suffix(".sha256").exists():
+                path.unlink(missing_ok=True)
 
     def _remove(self, step: int) -> None:
         for path in reversed(self._paths(step)):  # the digest first: what has none does not exist
@@ -163,10 +165,6 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        for block in _blocks(file.read):
+        while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _blocks(read: Callable[[int], bytes]) -> Iterator[bytes]:
-    return iter(lambda: read(1 << 20), b"")

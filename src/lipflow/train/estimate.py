@@ -6,7 +6,6 @@ to watch and to select by; a certificate comes from `lipflow.certify` on the fro
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -17,30 +16,13 @@ from lipflow.flows import Flow
 from lipflow.flows.cell import REFINE, Descent
 from lipflow.losses import radii as certified_radii
 from lipflow.models import Network
+from lipflow.train.accuracy import Accuracy
 from lipflow.train.distributed import Ranks
 from lipflow.train.recipe import radius
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """Fractions of `images`: right, and right with an estimated radius above each of the radii."""
-
-    images: int
-    clean: float
-    certified: dict[str, float]
-
-    @property
-    def score(self) -> float:
-        """What selection compares: the certified fraction at the first radius."""
-        return next(iter(self.certified.values()))
-
-    def __str__(self) -> str:
-        certified = "  ".join(f"{name}: {fraction:.1%}" for name, fraction in self.certified.items())
-        return f"clean {self.clean:.1%}, certified (estimated) {certified}"
-
-
 @torch.no_grad()
-def estimate(network: Network, split: Split, radii: Sequence[str], batch_size: int, ranks: Ranks) -> Estimate:
+def estimate(network: Network, split: Split, radii: Sequence[str], batch_size: int, ranks: Ranks) -> Accuracy:
     """Evaluate a live network on a split, each rank its share. Evaluation changes no buffer."""
     training = network.training
     network.eval()
@@ -54,7 +36,7 @@ def estimate(network: Network, split: Split, radii: Sequence[str], batch_size: i
             counts[i] += float((radius_of > float(radius(text))).sum())
     network.train(training)
     clean, *certified = (count / len(split) for count in ranks.sum(counts))
-    return Estimate(len(split), clean, dict(zip(radii, certified, strict=True)))
+    return Accuracy(len(split), clean, dict(zip(radii, certified, strict=True)))
 
 
 @torch.no_grad()

@@ -5,7 +5,6 @@ During a run certified accuracy is an estimate (`estimate`). This is what `lipfl
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -13,6 +12,7 @@ from lipflow.data import Split
 from lipflow.frozen import certify, freeze
 from lipflow.frozen.network import CHUNK
 from lipflow.models import Network
+from lipflow.train.accuracy import Accuracy
 from lipflow.train.distributed import Ranks
 from lipflow.train.progress import images_pace
 from lipflow.train.recipe import radius
@@ -20,22 +20,9 @@ from lipflow.train.recipe import radius
 EVERY = 10.0  # seconds between two lines
 
 
-@dataclass(frozen=True)
-class Exact:
-    """Fractions of `images`: right, and right with a certified radius above each of the radii."""
-
-    images: int
-    clean: float
-    certified: dict[str, float]
-
-    def __str__(self) -> str:
-        certified = "  ".join(f"{name}: {fraction:.1%}" for name, fraction in self.certified.items())
-        return f"clean {self.clean:.1%}, certified (exact) {certified}"
-
-
 def exact(
     network: Network, split: Split, radii: Sequence[str], ranks: Ranks, say: Callable[[str], object] = lambda line: None
-) -> Exact:
+) -> Accuracy:
     """Freeze a network and certify a split, each rank its share. The network is left as it was.
 
     `say` is told now and then how far this rank is.
@@ -60,4 +47,4 @@ def exact(
             say(images_pace("certifying", done, len(mine), now - began))
             said = now
     clean, *certified = (count / len(split) for count in ranks.sum(counts))
-    return Exact(len(split), clean, dict(zip(radii, certified, strict=True)))
+    return Accuracy(len(split), clean, dict(zip(radii, certified, strict=True)))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,9 @@ def _numbers(path: str, values: dict[str, Any]) -> list[tuple[str, float]]:
 def _tensorboard(folder: Path, step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
+    except ImportError:  # it is not installed
+        return None
+    except Exception as error:  # it is, and does not fit the versions of what it needs
+        warnings.warn(f"TensorBoard cannot be imported, and is left out: {error}", stacklevel=2)
         return None
     return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)

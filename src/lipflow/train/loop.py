@@ -13,14 +13,15 @@ import torch
 
 from lipflow.data import Dataset, Split, load
 from lipflow.models import Network
+from lipflow.train.accuracy import Accuracy
 from lipflow.train.budget import Budget
 from lipflow.train.checkpoint import Checkpoints, save_model
 from lipflow.train.diagnosis import diagnosis
-from lipflow.train.distributed import Ranks, join
+from lipflow.train.distributed import Ranks, join, threads
 from lipflow.train.duration import format_duration, parse_duration
 from lipflow.train.ending import Interrupted, NonFiniteLoss, Signals
-from lipflow.train.estimate import Estimate, estimate
-from lipflow.train.exact import Exact, exact
+from lipflow.train.estimate import estimate
+from lipflow.train.exact import exact
 from lipflow.train.learner import Learner, make_network
 from lipflow.train.plan import Plan
 from lipflow.train.record import BEST, FINAL, Record, environment, load_run
@@ -35,8 +36,8 @@ class Result:
 
     folder: Path
     network: Network
-    validation: Estimate | None
-    exact: Exact | None = None  # None if there is nothing to certify, or nobody asked
+    validation: Accuracy | None
+    exact: Accuracy | None = None  # None if there is nothing to certify, or nobody asked
 
 
 def train(run: Run, resume: bool = False) -> Result:
@@ -59,9 +60,11 @@ def train(run: Run, resume: bool = False) -> Result:
             steps = budget.first(began) if budget else run.recipe.epochs * learner.steps_per_epoch
             stored = Record(run, Plan.of(steps), environment(ranks))
             if ranks.first:
+                _require_new(folder)  # again, as starting takes a while
                 folder.mkdir(parents=True, exist_ok=True)
                 stored.write(folder)
-        return _run(stored, learner, data, budget, began)
+        with _held(folder) if ranks.first else nullcontext():
+            return _run(stored, learner, data, budget, began)
 
 
 def _run(record: Record, learner: Learner, data: Dataset, budget: Budget | None, start: float) -> Result:
@@ -104,10 +107,13 @@ def _run(record: Record, learner: Learner, data: Dataset, budget: Budget | None,
                 standing.elapsed = time.monotonic() - start
                 if scribe and (asked_to_stop or scribe.due or standing.step == record.steps):
                     scribe.save()
-                if asked_to_stop and standing.step < record.steps:
-                    ranks.wait()  # torchrun ends all ranks once one has ended, and the first may still be writing
-                    raise Interrupted(signals.received or signal.SIGTERM, standing.step, learner.run.folder)
-        # The last checkpoint is written: whoever stops the run here may resume it, and comes back to this line.
+                if asked_to_stop:
+                    break
+            # Also if the signal came while the last step was checked and saved. The ranks meet here: torchrun ends all
+            # of them once one has ended, and the first may still be writing.
+            if ranks.sum([signals.received])[0]:
+                raise Interrupted(signals.received or signal.SIGTERM, standing.step, learner.run.folder)
+        # The last checkpoint is written: whoever stops the run from here on may resume it, and comes back to this line.
         found = _certify(learner, data, scribe)
         if scribe:
             if found is not None:
@@ -119,22 +125,20 @@ def _run(record: Record, learner: Learner, data: Dataset, budget: Budget | None,
     return Result(learner.run.folder, learner.network.eval(), standing.validation, found)
 
 
-def _validate(learner: Learner, data: Dataset) -> Estimate | None:
+def _validate(learner: Learner, data: Dataset) -> Accuracy | None:
     if not len(data.validation):
         return None
     recipe = learner.run.recipe
     return estimate(learner.network, data.validation, recipe.radii, recipe.batch_size, learner.ranks)
 
 
-def _certify(learner: Learner, data: Dataset, scribe: Scribe | None) -> Exact | None:
+def _certify(learner: Learner, data: Dataset, scribe: Scribe | None) -> Accuracy | None:
     """The exact result on validation images. A network that cannot be frozen is trained all the same."""
-    split = data.validation
-    count = len(split) if learner.run.exact is None else min(learner.run.exact, len(split))
-    if not count:
+    part = Split(data.validation.images[: learner.run.exact], data.validation.labels[: learner.run.exact])
+    if not len(part):
         return None
     say = scribe.say if scribe else lambda line: None
-    say(f"freezing the network, and certifying {count} validation images exactly (--exact 0: skip this)")
-    part = Split(split.images[:count], split.labels[:count])
+    say(f"freezing the network, and certifying {len(part)} validation images exactly (--exact 0: skip this)")
     try:
         return exact(learner.network, part, learner.run.recipe.radii, learner.ranks, say)
     except (ValueError, TypeError, ArithmeticError) as error:
@@ -175,11 +179,31 @@ def _require_new(folder: Path) -> None:
             raise ValueError(f"{folder} holds {name} of a run without its run.json; give another --out")
 
 
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Let no other process train in a folder meanwhile; the system lets go of it, however this process ends."""
+    try:
+        import fcntl
+    except ImportError:  # on Windows
+        yield
+        return
+    with (folder / "log.jsonl").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another process trains in {folder}; wait for it, or give another --out") from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+
+
 def _stored(run: Run) -> Record:
     """The record of the run to go on with, unless the flags ask for another run."""
     record = Record.read(run.folder)
     if changed := differences(record.run, run):
-        raise ValueError(f"{run.folder} cannot go on as another run: {', '.join(changed)}; drop the flag, or --resume")
+        raise ValueError(
+            f"{run.folder} cannot go on as another run: {', '.join(map(str, changed))}; drop the flag, or --resume"
+        )
     return record
 
 
@@ -194,18 +218,16 @@ def _ended(folder: Path, stored: Record, ranks: Ranks) -> Result:
 @contextmanager
 def _determinism(run: Run, stored: Record | None, ranks: Ranks) -> Iterator[None]:
     """Compute the same bits each time: as many threads as the run began with, and on a GPU deterministic kernels."""
-    threads = torch.get_num_threads()
-    same = stored is not None and stored.environment.get("processes") == ranks.world
-    wanted = stored.environment.get("threads") if stored and same else run.recipe.threads
+    began = {} if stored is None else stored.environment
+    number = began.get("threads", 0) if began.get("processes") == ranks.world else run.recipe.threads
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.set_num_threads(wanted or threads)
     if ranks.device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        yield
+        with threads(number):
+            yield
     finally:
-        torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
@@ -234,17 +256,17 @@ def _opening(record: Record, learner: Learner, data: Dataset, standing: Standing
 _MATTERS = ("torch", "machine", "processor", "device", "threads", "processes")
 
 
-def _closing(learner: Learner, standing: Standing, found: Exact | None) -> str:
+def _closing(learner: Learner, standing: Standing, found: Accuracy | None) -> str:
     folder = learner.run.folder
     lines = [f"{standing.step} steps in {format_duration(standing.seconds)}; {folder / FINAL} is the final network"]
     if learner.run.budget:
         took = format_duration(standing.elapsed)
         lines.append(f"the schedule ended after {took}, with a budget of {learner.run.budget}")
     if standing.validation:
-        lines.append(f"on validation images: {standing.validation}")
+        lines.append(f"on validation images: {standing.validation.told('estimated')}")
         lines.append(f"{folder / BEST} is the best by that estimate, of epoch {standing.best_epoch}")
     if found is not None:
-        lines.append(f"on {found.images} validation images, by the frozen final network: {found}")
+        lines.append(f"on {found.images} validation images, by the frozen final network: {found.told('exact')}")
     return "\n".join(lines)
 
 

@@ -15,9 +15,9 @@ import lipflow
 from lipflow.files import write_atomic
 from lipflow.machine import processor
 from lipflow.models import Network
+from lipflow.train.accuracy import Accuracy
 from lipflow.train.checkpoint import load_model
 from lipflow.train.distributed import Ranks
-from lipflow.train.exact import Exact
 from lipflow.train.plan import Plan
 from lipflow.train.run import Run
 
@@ -31,7 +31,7 @@ class Record:
     run: Run
     plan: Plan
     environment: Mapping[str, Any]
-    exact: Exact | None = None
+    exact: Accuracy | None = None
 
     @property
     def steps(self) -> int:
@@ -56,10 +56,10 @@ class Record:
             plan = Plan.of(values.get("plan", values["steps"]))
             if plan.steps != values["steps"] or not isinstance(environment, dict):
                 raise ValueError(f"steps={values['steps']!r}, plan={plan}, environment={environment!r}")
-            exact = Exact(**values["validation_exact"]) if "validation_exact" in values else None
+            exact = Accuracy(**values["validation_exact"]) if "validation_exact" in values else None
         except (FileNotFoundError, NotADirectoryError):
             raise ValueError(f"{folder} holds no run: there is no {path}") from None
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} is not a record of a run: {error}") from None
         return cls(run, plan, environment, exact)
 

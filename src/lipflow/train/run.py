@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from tyro.constructors import PrimitiveConstructorSpec
 
@@ -105,11 +105,22 @@ class Run:
 PLACE = ("out", "data_dir", "device", "checkpoint_activations", "checkpoint_every", "exact")
 
 
-def differences(stored: Run, asked: Run) -> list[str]:
-    """The flags in which `asked` would change what `stored` computes, as "--lr 0.01 (the run has 0.001)"."""
+class Difference(NamedTuple):
+    """A flag, its value in the run that is there, and the one that is asked for."""
+
+    flag: str
+    stored: Any
+    asked: Any
+
+    def __str__(self) -> str:
+        return f"--{self.flag} {self.asked} (the run has {self.stored})"
+
+
+def differences(stored: Run, asked: Run) -> list[Difference]:
+    """The flags in which `asked` would change what `stored` computes."""
     pairs = [(f.name, getattr(stored, f.name), getattr(asked, f.name)) for f in fields(Run) if f.name != "recipe"]
     pairs += [(f.name, getattr(stored.recipe, f.name), getattr(asked.recipe, f.name)) for f in fields(Recipe)]
-    return [f"--{flag(name)} {new} (the run has {old})" for name, old, new in pairs if old != new and name not in PLACE]
+    return [Difference(flag(name), old, new) for name, old, new in pairs if old != new and name not in PLACE]
 
 
 def _typed(cls: type, values: Any) -> dict[str, Any]:

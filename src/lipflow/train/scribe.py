@@ -6,12 +6,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from lipflow.train.accuracy import Accuracy
 from lipflow.train.checkpoint import Checkpoint, Checkpoints, save_model
 from lipflow.train.diagnosis import diagnosis, is_finite
 from lipflow.train.duration import parse_duration
 from lipflow.train.ending import NonFiniteLoss
-from lipflow.train.estimate import Estimate
-from lipflow.train.exact import Exact
 from lipflow.train.learner import Learner
 from lipflow.train.log import Log
 from lipflow.train.progress import make_progress
@@ -27,7 +26,7 @@ class Standing:
     epoch_images: int = 0
     best: float = -1.0  # the greatest score on validation images so far
     best_epoch: int = 0
-    validation: Estimate | None = None  # the last one
+    validation: Accuracy | None = None  # the last one
     seconds: float = 0.0  # spent on steps, over all processes that have worked on this run
     elapsed: float = 0.0  # spent in all, from the start of each
     checking: float | None = None  # what the last validation took
@@ -36,7 +35,7 @@ class Standing:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Standing":
         validation = values["validation"]
-        return cls(**{**values, "validation": None if validation is None else Estimate(**validation)})
+        return cls(**{**values, "validation": None if validation is None else Accuracy(**validation)})
 
 
 class Scribe:
@@ -60,12 +59,12 @@ class Scribe:
         self.log.write("step", self.standing.step, epoch=epoch + 1, loss=loss, lr=rate)
         self.progress.advance(self.standing.step, loss)
 
-    def epoch(self, epoch: int, loss: float, validation: Estimate | None) -> None:
+    def epoch(self, epoch: int, loss: float, validation: Accuracy | None) -> None:
         """An epoch is done. The best network so far is the one that certifies most validation images, by estimate."""
         epochs = -(-self.record.steps // self.learner.steps_per_epoch)
         line, values = f"epoch {epoch + 1}/{epochs}  loss {loss:.4f}", {}
         if validation is not None:
-            line += f"  {validation}"
+            line += f"  {validation.told('estimated')}"
             values = {"validation": {"clean": validation.clean, "certified_estimated": validation.certified}}
             if validation.score > self.standing.best:
                 self.standing.best, self.standing.best_epoch = validation.score, epoch + 1
@@ -74,7 +73,7 @@ class Scribe:
         self.log.write("epoch", self.standing.step, epoch=epoch + 1, loss=loss, seconds=seconds, **values)
         self.progress.epoch(line)
 
-    def exact(self, found: Exact) -> None:
+    def exact(self, found: Accuracy) -> None:
         """The schedule has ended, and the validation images are certified."""
         self.log.write("exact", self.standing.step, images=found.images, clean=found.clean, certified=found.certified)
 

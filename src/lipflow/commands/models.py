@@ -1,0 +1,32 @@
+"""`lipflow models`: the networks, by name."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Models:
+    """List the networks that --model takes: their parameters, layers and input; and those that come trained."""
+
+
+def models(arguments: Models) -> int:
+    """Print a table of the networks, built without memory for their weights."""
+    import torch
+    from rich.console import Console
+    from rich.table import Table
+
+    from lipflow.bound import Lipschitz
+    from lipflow.models import MODELS, build
+    from lipflow.pretrained import NAMES
+
+    table = Table("model", "parameters", "layers", "input", "")
+    for name, model in MODELS.items():
+        with torch.device("meta"):
+            network = build(name)
+        parameters = sum(p.numel() for p in network.parameters())
+        learned = [m for m in network.modules() if isinstance(m, Lipschitz) and any(True for _ in m.parameters())]
+        layers = sum(not any(other in learned for other in m.modules() if other is not m) for m in learned)
+        shape = "×".join(map(str, model.in_shape))
+        table.add_row(name, f"{parameters:,}", str(layers), shape, model.summary)
+    Console().print(table)
+    print(f"trained, for lipflow.load(NAME) and lipflow certify NAME: {', '.join(NAMES)}")
+    return 0
