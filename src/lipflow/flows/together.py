@@ -29,7 +29,11 @@ AT_ONCE = 32  # layers that iterate together: their vectors and columns are in m
 
 
 def through(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
-    """x after all layers, consecutive Convex Potential Layers as one function."""
+    """x after all layers, consecutive Convex Potential Layers as one function.
+
+    Convolutions by oneDNN like images channels last. A module whose own type says `any_layout = True` takes them so;
+    what extends such a type, and every other module, is handed them as they came.
+    """
     chain: list[Layer] = []
     turned = False  # whether x lies channels last, and did not when it came
     for module in layers:
