@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 import types
 from dataclasses import asdict, replace
 from itertools import islice
@@ -347,6 +348,7 @@ def test_tensorboard_reads_what_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(Learner, "gradients", crash)
     with pytest.raises(RuntimeError, match="crash"):
         train(tiny(tmp_path))
+    time.sleep(1.1)  # TensorBoard orders files by the second, then by a number as text: 10 before 9
     train(tiny(tmp_path), resume=True)
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     losses = events.Scalars("step/loss")
