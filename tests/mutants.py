@@ -47,7 +47,7 @@ MUTANTS = [
         [
             Edit(
                 NORM,
-                "bound = up((scaled + underflow) * Fraction(scale))",
+                "bound = up((scaled + underflow) * Fraction(scale) + (underflow if subnormal else 0))",
                 "bound = float(norm_estimate(op.with_kernel(weight) if isinstance(op, Conv2d) else Dense(weight)))",
             )
         ],
@@ -137,7 +137,7 @@ MUTANTS = [
     ),
     Mutant(
         "h rounded up",
-        [Edit("frozen/lower.py", "return down(h) if h < 2**1000 else 0.0", "return -down(-h) if h < 2**1000 else 0.0")],
+        [Edit("frozen/lower.py", "return down(h) if TINY", "return -down(-h) if TINY")],
         [f"{SOUNDNESS}/test_norm_attack.py", "-k", "step"],
     ),
     Mutant(
@@ -212,8 +212,8 @@ MUTANTS = [
         [
             Edit(
                 NETWORK,
-                "(widest + Fraction(total) * radius + 2 * error)",
-                "(widest + 2 * error)",
+                "(Fraction(widest) + Fraction(total) * radius + 2 * error)",
+                "(Fraction(widest) + 2 * error)",
             )
         ],
         [f"{SOUNDNESS}/test_enclosure.py", "-k", "fed"],
@@ -320,6 +320,24 @@ MUTANTS = [
         "a forward certified by way of the hooks of all modules",
         [Edit(NETWORK, "Frozen.forward(frozen, chunk)", "frozen(chunk)")],
         [f"{SOUNDNESS}/test_forgeries.py", "-k", "hooks"],
+    ),
+    Mutant(
+        "a checksum that forgets what a primitive has made of its numbers",
+        [Edit(NETWORK, "for t in computed_with(p))]", "for _, t in tensors_of([p]))]")],
+        [f"{SOUNDNESS}/test_forgeries.py", "-k", "watched"],
+    ),
+    Mutant(
+        "subnormal weights read as 0 at no price",
+        [Edit(NORM, "(underflow if subnormal else 0)", "0")],
+        ["tests/operators/test_norm_exact.py", "-k", "beside_a_normal"],
+    ),
+    Mutant(
+        "pixels read as 0 at no price",
+        [
+            Edit(NETWORK, "error = Fraction(x.numel(), 2**126)", "error = Fraction(0)"),
+            Edit("check.py", "Fraction(1), Fraction(x.size, 2**126),", "Fraction(1), Fraction(0),"),
+        ],
+        [f"{SOUNDNESS}/test_bias_amplification.py", "-k", "pixels"],
     ),
     Mutant(
         "tensors changed in place unnoticed",

@@ -5,8 +5,8 @@
 It needs Python and NumPy, and imports nothing else of lipflow. From the weights it verifies every norm that is claimed
 and derives L, the rounding bound E and the pair bounds; from the stored scores every label and radius; and from the
 images the scores themselves: of all with --full, else of a random sample, and the others are on trust, as the verdict
-says. True labels, the name of the split, `how` and `shape` are the author's word. Proofs: docs/norms.md and
-docs/soundness.md.
+says. True labels, the names of the split and of the network (`which`), `how` and `shape` are the author's word.
+Proofs: docs/norms.md and docs/soundness.md.
 """
 
 import hashlib
@@ -415,7 +415,7 @@ class Affine(Primitive):
 class Descent(Affine):
     def setup(self):
         self.h = Fraction(float(self.p["h"]))  # an integer, too, is run as a float
-        require(self.h >= 0 and self.p["name"] in SIGMA, "a descent needs h ≥ 0 and a known σ")
+        require((self.h == 0 or self.h >= TINY) and self.p["name"] in SIGMA, "a descent needs h ≥ 0 and a known σ")
 
     def gradient(self, x):
         return self.map.adjoint(SIGMA[self.p["name"]](Affine.run(self, x)))
@@ -442,7 +442,7 @@ class Proximal(Descent):
     def setup(self):
         super().setup()
         self.tau, self.n = Fraction(float(self.p["tau"])), self.p["iterations"]
-        require(0 < self.tau <= 1 and self.n >= 1, "a proximal layer needs 0 < τ ≤ 1 and iterations")
+        require(TINY <= self.tau <= 1 and 1 <= self.n <= 10**4, "a proximal layer needs 0 < τ ≤ 1 and iterations")
 
     def run(self, x):
         z = x
@@ -469,7 +469,8 @@ class Proximal(Descent):
 class Series(Primitive):
     def setup(self):
         self.h, self.terms = Fraction(float(self.p["h"])), self.p["terms"]
-        require(self.h > 0 and self.terms >= 1 and self.map.skew(), "a series needs h > 0, terms, and a skew map")
+        some = self.h >= 1000 * TINY and 1 <= self.terms <= 1000
+        require(some and self.map.skew(), "a series needs h > 0, terms, and a skew map")
 
     def run(self, x):
         total = term = x
@@ -702,8 +703,9 @@ def read_safetensors(path):
         first, last = entry["data_offsets"]
         require(entry["dtype"] == "F64", f"{name} is not float64")
         tensor = np.frombuffer(raw[8 + length + first : 8 + length + last], "<f8").reshape(entry["shape"])
-        sizes = np.abs(tensor[tensor != 0])
-        require(bool(((sizes >= 2.0**-1022) & (sizes <= 2.0**900)).all()), f"{name} is not finite, or out of range")
+        bits = tensor.view("<i8")  # a processor may read a subnormal number as 0
+        fit = (((bits & 2047 << 52) != 0) | (bits << 1 == 0)) & (np.abs(tensor) <= 2.0**900)
+        require(bool(fit.all()), f"{name} is not finite, or out of range")
         tensors[name] = tensor
     return json.loads(metadata["lipflow"]), tensors
 
@@ -712,7 +714,7 @@ def derive(primitives, in_shape, stated):
     """Fold L and E over the box [0, 1]ᵈ through its centre; (L, L before the last primitive, E, number of classes)."""
     radius = sqrt_up(Fraction(math.prod(in_shape))) / 2
     x: Any = np.full((1, *in_shape), 0.5)
-    total, before, error, reach = Fraction(1), Fraction(1), Fraction(0), norm_up(x) + radius
+    total, before, error, reach = Fraction(1), Fraction(1), Fraction(x.size, 2**126), norm_up(x) + radius
     for i, p in enumerate(primitives):
         require(p.fits(x.shape[1:]), f"primitive {i} does not take an input of shape {x.shape[1:]}")
         y = p.run(x)

@@ -58,7 +58,8 @@ def sqrt_up(q: Fraction) -> Fraction:
 def in_range(error: Fraction) -> Fraction:
     """An error bound, refused if it is so large that what it is about may have overflowed on the way.
 
-    A bound is at least u = 2⁻⁵³ times every number that the computation passes through, so those stay below 2⁹⁵³.
+    A bound is at least u = 2⁻⁵³ times every number on the way, so those stay below 2⁹⁵³, but for
+    two that are at most twice a stored number or an input (docs/soundness.md).
     """
     if error > RANGE:
         raise ValueError(

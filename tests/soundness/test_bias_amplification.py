@@ -6,13 +6,18 @@ B·2⁻⁵³ on the way. A rounding bound that did not look at biases would be w
 
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 import lipflow
 from lipflow import check, record
 from lipflow.frozen import linear, network, primitive
+from lipflow.frozen.linear import Map
+from lipflow.frozen.lower import step_size
+from lipflow.operators import Dense
 from lipflow.rounding import sqrt_up, up
 from tests.soundness import exact
 
@@ -139,11 +144,10 @@ def test_a_radius_is_lost_by_as_much_as_rounding_costs():
 
 
 def test_an_overflow_on_the_way_is_refused():
-    """With ‖W‖ = 1e160, h = 2e-320: the layer moves x by little, by way of 1e320, which no float64 holds."""
+    """With ‖W‖ = 1e160, x passes through Wᵀσ(Wx + b) of 1e320, which no float64 holds, however small h is."""
     layer = lipflow.cpl_dense(2, 1).double()
     layer.field.weight.weight = nn.Parameter(torch.tensor([[1e160, 0.0]], dtype=torch.float64))
     layer.field.bias = nn.Parameter(torch.tensor([-0.55e160], dtype=torch.float64))
-    # Without the refusal, the label changes at a distance of 0.1 from (0.5, 0.1), which has R = 0.28.
     with pytest.raises(ValueError, match="beyond float64"):
         lipflow.freeze(nn.Sequential(layer), in_shape=(2,))
 
@@ -168,6 +172,50 @@ def test_subnormal_weights_are_refused():
         if flushes:  # seen in the bits, as the processor reads 0
             with pytest.raises((ValueError, RuntimeError), match=r"subnormal|float64"):
                 lipflow.freeze(nn.Sequential(layers[1]), in_shape=(2,))
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_subnormal_steps_are_refused():
+    """2⁵¹⁵·I has h = 2⁻¹⁰²⁹: where subnormals are read as 0 the layer is x, and elsewhere -x."""
+    assert step_size(2.0**515) == 0.0
+    assert step_size(2.0**511) > 0.0
+    held, bias = Map.of(Dense(torch.eye(2, dtype=torch.float64))), torch.zeros(2, dtype=torch.float64)
+    for h in (1e-310, 5e-324):
+        with pytest.raises(ValueError, match="descent"):
+            primitive.Descent(held, bias, h, "relu")
+        with pytest.raises(ValueError, match="proximal"):
+            primitive.Proximal(held, bias, h, "relu", 0.5, 3, False)
+        with pytest.raises(ValueError, match="proximal"):
+            primitive.Proximal(held, bias, 0.5, "relu", h, 3, False)
+        skew = Map.of(Dense(torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)))
+        with pytest.raises(ValueError, match="series"):
+            primitive.Series(skew, h, 3)
+        for kind, entry in (("descent", dict(h=h)), ("proximal", dict(h=0.5, tau=h, iterations=3, reflect=False))):
+            tensors = dict(weight=held.weight.numpy(), bias=bias.numpy())
+            with pytest.raises(check.Rejected, match="needs"):
+                check.KINDS[kind](dict(entry, name="relu", map=dict(geometry=None)), tensors, Fraction(1))
+
+
+def test_pixels_that_a_processor_may_read_as_nothing_are_priced():
+    frozen = lipflow.freeze(nn.Sequential(nn.ReLU()), in_shape=(2,))
+    assert frozen.rounding >= 2 * 2.0**-126
+    x = torch.tensor([[2.0**-1030, 0.0], [2.0**-130, 0.0], [0.5, 0.0]], dtype=torch.float64)
+    assert lipflow.certify(frozen, x).radius[:2].tolist() == [0, 0]
+    assert lipflow.certify(frozen, x.float()).radius[:2].tolist() == [0, 0]
+    assert lipflow.certify(frozen, x).radius[2] > 0.35
+
+
+def test_the_checker_sees_subnormal_weights_in_their_bits(tmp_path):
+    for name, value in (("small", 2.0**-1030), ("zero", 0.0), ("minus-zero", -0.0), ("one", -1.0)):
+        weight = np.array([1.0, value])
+        save_file({"0.weight": weight}, tmp_path / f"{name}.safetensors", {"lipflow": "{}"})
+    torch.set_flush_denormal(True)  # where the processor can
+    try:
+        with pytest.raises(check.Rejected, match="out of range"):
+            check.read_safetensors(tmp_path / "small.safetensors")
+        for name in ("zero", "minus-zero", "one"):
+            check.read_safetensors(tmp_path / f"{name}.safetensors")
     finally:
         torch.set_flush_denormal(False)
 

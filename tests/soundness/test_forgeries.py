@@ -305,3 +305,43 @@ def test_one_bit_is_noticed():
         lipflow.certify(frozen, x)
     bits[1, 2] ^= 1
     lipflow.certify(frozen, x)
+
+
+ALIKE = {
+    "twice": lambda w: w.mul_(2),
+    "a quarter": lambda w: w.mul_(0.25),
+    "minus": lambda w: w.neg_(),
+    "a row, minus": lambda w: w[0].neg_(),
+    "rows exchanged": lambda w: w.copy_(w.flip(0).clone()),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_a_whole_tensor_that_was_changed_alike_is_noticed(name):
+    """The bits of 1024 numbers, weighted by 1, 3, 5, …, sum to the same when all are doubled: 2²⁰·2⁵² is 0 mod 2⁶⁴."""
+    torch.manual_seed(0)
+    frozen, x = lipflow.freeze(nn.Sequential(nn.Linear(512, 2, bias=False)), in_shape=(512,)), torch.rand(2, 512)
+    lipflow.certify(frozen, x)
+    ALIKE[name](frozen.primitives[0].map.weight)
+    with pytest.raises(RuntimeError, match="changed in place"):
+        lipflow.certify(frozen, x)
+
+
+MADE_OF_THEM = {
+    "transforms of columns": (lipflow.Midpoint(), lambda p: p.columns.mul_(10)),
+    "transforms of rows": (lipflow.Midpoint(), lambda p: p.rows.mul_(10)),
+    "a kernel": (lipflow.Exponential(), lambda p: setattr(p.map.op, "kernel", 10 * p.map.weight)),
+}
+
+
+@pytest.mark.parametrize("name", MADE_OF_THEM)
+def test_what_a_primitive_has_made_of_its_numbers_is_watched(name):
+    torch.manual_seed(0)
+    step, change = MADE_OF_THEM[name]
+    layer = lipflow.Flow(lipflow.Skew(lipflow.ConvWeight(2, 2, padding_mode="circular")), step).eval()
+    layer(torch.rand(1, 2, 4, 4))
+    frozen, x = lipflow.freeze(nn.Sequential(layer, nn.Flatten()), in_shape=(2, 4, 4)), torch.rand(2, 2, 4, 4)
+    lipflow.certify(frozen, x)
+    change(frozen.primitives[0])
+    with pytest.raises(RuntimeError, match="changed in place"):
+        lipflow.certify(frozen, x)

@@ -14,7 +14,7 @@ ROOT = math.nextafter(math.sqrt(2), 2)
 
 
 def _identity(classes: int = 3) -> lipflow.Frozen:
-    """A network that returns its pixels: scores are whatever we want them to be, and E = 0."""
+    """A network that returns its pixels: scores are whatever we want them to be, and E = d·2⁻¹²⁶."""
     return lipflow.freeze(nn.Sequential(blocks.Truncate(classes)), in_shape=(classes,))
 
 

@@ -32,7 +32,7 @@ from lipflow.frozen.primitive import Primitive
 from lipflow.frozen.spectral import spectral
 from lipflow.models import Network
 from lipflow.operators import Conv2d, Dense
-from lipflow.rounding import down
+from lipflow.rounding import TINY, down
 
 Lowered = Iterator[Primitive]
 Module = TypeVar("Module", bound=nn.Module)
@@ -140,11 +140,11 @@ def _potential(field: Convex, shape: Shape) -> tuple[Map, Tensor, str]:
 
 
 def step_size(norm: float) -> float:
-    """The greatest float64 h with h·norm² ≤ 2; a map of norm 0, or too small for one, does not move: 0."""
+    """The greatest float64 h with h·norm² ≤ 2; a map of norm 0, or too small or too large for one, does not move: 0."""
     if norm == 0:
         return 0.0
     h = Fraction(2) / Fraction(norm) ** 2
-    return down(h) if h < 2**1000 else 0.0
+    return down(h) if TINY <= h < 2**1000 else 0.0
 
 
 def _series(cell: cells.Series, shape: Shape) -> Lowered:

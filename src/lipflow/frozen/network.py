@@ -109,15 +109,15 @@ class Frozen(nn.Module):
         return _through(self.primitives[flat:], torch.cat(parts))
 
     def receive(self, x: Tensor) -> Tensor:
-        """Images as the network computes with them: float64, uint8 as k/255."""
+        """Images as the network computes with them: float64 on the CPU, uint8 as k/255."""
         if x.ndim != 1 + len(self.in_shape) or tuple(x.shape[1:]) != self.in_shape:
             wanted = ", ".join(map(str, self.in_shape))
             raise ValueError(f"this network takes images (batch, {wanted}), not {tuple(x.shape)}")
         if x.dtype == torch.uint8:
-            return x.to(torch.float64) / 255
+            return x.to("cpu", torch.float64) / 255
         if not x.is_floating_point():
             raise TypeError(f"images are uint8, or floats in [0, 1], not {x.dtype}")
-        return x.to(torch.float64)
+        return x.to("cpu", torch.float64)
 
     def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(label, certified radius) of each image."""
@@ -130,10 +130,10 @@ class Frozen(nn.Module):
             raise RuntimeError("a number of this frozen network was changed in place; freeze the model again")
 
     def _bits(self) -> int:
-        """A checksum of every number: writing through .data or NumPy moves no version counter of torch."""
+        """CRC-32 over every number it computes with: writing through .data or NumPy moves no version counter."""
         plain = zlib.crc32(json.dumps(describe(self), sort_keys=True).encode())
-        held = (t for _, t in tensors_of(self.primitives))
-        return functools.reduce(_checksum, held, _checksum(plain, self.pair_bounds))
+        held = [self.pair_bounds, *(t for p in self.primitives for t in computed_with(p))]
+        return functools.reduce(lambda crc, t: zlib.crc32(t.contiguous().numpy().data, crc), held, plain)
 
     # Immutable
 
@@ -244,7 +244,8 @@ def _account(frozen: Frozen, put: Any) -> None:
     """Run the centre of the box through the network, and fold constants and rounding errors on the way."""
     radius = sqrt_up(Fraction(math.prod(frozen.in_shape))) / 2
     x = torch.full((1, *frozen.in_shape), 0.5, dtype=torch.float64)
-    total, error, reach = 1.0, Fraction(0), (Fraction(norm_up(x)) + radius) * (1 + ROOM)
+    total, reach = 1.0, (Fraction(norm_up(x)) + radius) * (1 + ROOM)
+    error = Fraction(x.numel(), 2**126)  # of pixels so small that the processor reads them as 0, in float32 too
     ledger, features, flat, largest = [], 1.0, 0, 1
     for i, p in enumerate(frozen.primitives):
         require_fit(p, tuple(x.shape[1:]), f"primitive {i}")
@@ -258,8 +259,10 @@ def _account(frozen: Frozen, put: Any) -> None:
         if x.ndim > 2:
             flat, largest = i + 1, max(largest, x.numel(), x_next.numel())
         x = x_next
-        widest = Fraction(max(norm_up(row) for row in x))
-        reach = Fraction(up((widest + Fraction(total) * radius + 2 * error) * (1 + ROOM)))
+        widest = max(norm_up(row) for row in x)
+        if math.isinf(widest):
+            raise ValueError(f"primitive {i}: {p.kind} ({p.shape}) gives numbers that are not finite")
+        reach = Fraction(up((Fraction(widest) + Fraction(total) * radius + 2 * error) * (1 + ROOM)))
     if x.ndim != 2 or len(x) != 1 or x.shape[1] < 2:
         raise ValueError(f"a classifier ends in (batch, classes) with at least 2 classes, not {tuple(x.shape)}")
     rounding = up(error)
@@ -278,21 +281,6 @@ def _through(primitives: Sequence[Primitive], x: Tensor) -> Tensor:
     for p in primitives:
         x = p(x)
     return x
-
-
-def _checksum(so_far: int, t: Tensor) -> int:
-    """CRC-32 over the dot products of a tensor's bits with odd numbers.
-
-    An odd number has an inverse modulo 2⁶⁴, so the dot product moves if one number does; the weights differ, so it
-    moves if two change places. It takes 0.11 s for 330 MB, the size of a CPL-S; CRC-32 over all of them takes 0.28 s.
-    """
-    bits = t.contiguous().view(torch.int64).flatten()
-    whole = len(bits) // len(_ODD) * len(_ODD)
-    dots = bits[:whole].view(-1, len(_ODD)) @ _ODD
-    return zlib.crc32(bits[whole:].numpy().data, zlib.crc32(dots.numpy().data, so_far))
-
-
-_ODD = 2 * torch.arange(1024) + 1
 
 
 def require_fit(p: Primitive, shape: Shape, name: str) -> None:
@@ -356,6 +344,15 @@ def tensors_of(primitives: Sequence[Primitive]) -> list[tuple[str, Tensor]]:
             elif isinstance(value, Tensor):
                 named.append((f"{index}.{field.name}", value))
     return named
+
+
+def computed_with(p: Primitive) -> list[Tensor]:
+    """The tensors that a primitive reads when it runs: its own, those it has made of them, and those of its map."""
+    held = [value for value in vars(p).values() if isinstance(value, Tensor)]
+    for value in vars(p).values():
+        if isinstance(value, Map):
+            held += [value.weight] if value.op.weight is value.weight else [value.weight, value.op.weight]
+    return held
 
 
 def _restore(index: int, entry: dict[str, Any], tensors: dict[str, Tensor]) -> Primitive:

@@ -73,7 +73,7 @@ class Descent(Primitive):
     name: str
 
     def __post_init__(self) -> None:
-        require(self.name in SIGMA and 0 <= self.h < math.inf, self)
+        require(self.name in SIGMA and (self.h == 0 or TINY <= self.h < math.inf), self)
 
     def fits(self, shape: Shape) -> bool:
         return shape == self.map.op.in_shape and self.bias.shape == (self.map.op.out_shape[0],)
@@ -123,7 +123,8 @@ class Proximal(Primitive):
     reflect: bool
 
     def __post_init__(self) -> None:
-        require(self.name in SIGMA and 0 < self.h < math.inf and 0 < self.tau <= 1 and self.iterations >= 1, self)
+        steps = TINY <= self.h < math.inf and TINY <= self.tau <= 1 and self.iterations >= 1
+        require(self.name in SIGMA and steps, self)
 
     def fits(self, shape: Shape) -> bool:
         return shape == self.map.op.in_shape and self.bias.shape == (self.map.op.out_shape[0],)
@@ -178,7 +179,7 @@ class Series(Primitive):
     terms: int
 
     def __post_init__(self) -> None:
-        require(0 < self.h < math.inf and self.terms >= 1 and is_skew(self.map), self)
+        require(1000 * TINY <= self.h < math.inf and 1 <= self.terms <= 1000 and is_skew(self.map), self)
 
     def fits(self, shape: Shape) -> bool:
         return shape == self.map.op.in_shape

@@ -8,7 +8,6 @@ from torch.nn import functional as F
 
 from lipflow.operators.operator import LinearOperator, require_real
 
-PaddingMode = Literal["zeros", "circular"]
 Padding = int | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]] | Literal["same"]
 
 

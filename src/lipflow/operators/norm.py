@@ -1,6 +1,6 @@
 """The spectral norm, from below and from above.
 
-`norm_estimate` is the paper's power iteration (Algorithm 1): from below, differentiable, for training.
+`norm_estimate` is the paper's power iteration (Algorithm 1), half a step further: from below, differentiable.
 `norm_bound` is certified: never below the true norm, rounding included. An estimate never reaches a certificate.
 The proofs are in docs/norms.md.
 """
@@ -100,14 +100,15 @@ def norm_certificate(op: LinearOperator) -> tuple[float, Torus]:
         weight = op.weight.detach().to("cpu", torch.float64)
         if not bool(torch.isfinite(weight).all()):
             raise ValueError(f"{op} has NaN or infinite weights, so it has no norm to bound")
-        # A weight that is read as 0, or lost in the division by a power of two, is below TINY.
+        # A weight that is read as 0, and what is lost in the division by a power of two, is below TINY.
         underflow = weight.numel() * TINY * _underflow_amplification(op)
+        bits = weight.contiguous().view(torch.int64)
+        subnormal = bool((((bits >> 52) & 2047 == 0) & (bits << 1 != 0)).any())  # the processor may take it for 0
         scale = power_of_two(float(weight.abs().max()))
         if scale == 0:
-            flushed = bool((weight.view(torch.int64) << 1).any())  # not zero, but the processor takes it for zero
-            return up(underflow) if flushed else 0.0, NO_TORUS
+            return up(underflow) if subnormal else 0.0, NO_TORUS
         scaled, torus = _SCALED[type(op)](op, weight / scale)
-    bound = up((scaled + underflow) * Fraction(scale))
+    bound = up((scaled + underflow) * Fraction(scale) + (underflow if subnormal else 0))
     if math.isinf(bound):
         raise ValueError(f"the norm of {op} is beyond float64: its greatest weight is {float(weight.abs().max()):.3g}")
     return bound, torus
