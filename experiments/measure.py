@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from experiments.scale import GRID, Scale
-from lipflow import record
 from lipflow.attack import PGD, pgd
 from lipflow.commands.attack import Attack, attack
 from lipflow.commands.certify import Certify, certify
@@ -60,9 +59,13 @@ def training(folder: Path) -> dict[str, Any]:
 
 
 def certified(folder: Path, scale: Scale) -> dict[str, Any]:
-    if not (folder / record.CLAIMS).is_file():
+    """Of the test images that the scale asks for, certified unless they were."""
+    everything = read(folder, folder.name)
+    wanted = len(_data(everything.record.run).test.images[: scale.images])
+    found = everything.certificate
+    if found is None or (found.split, len(found.truth)) != ("test", wanted) or found.which == "best":
         certify(Certify(folder, images=scale.images))
-    found = read(folder, folder.name).certificate
+        found = read(folder, folder.name).certificate
     assert found is not None
     return {
         "images": len(found.truth),
@@ -78,7 +81,10 @@ def certified(folder: Path, scale: Scale) -> dict[str, Any]:
 
 def attacked(folder: Path, scale: Scale) -> dict[str, Any]:
     found = read(folder, folder.name)
-    if found.outcome is None or not set(scale.attacked_at) <= set(found.outcome.standing):
+    assert found.certificate is not None
+    wanted = len(found.certificate.truth[: scale.attacked])
+    done = {} if found.outcome is None else found.outcome.standing
+    if not set(scale.attacked_at) <= set(done) or len(done[scale.attacked_at[0]]) != wanted:
         attack(Attack(folder, epsilon=scale.attacked_at, images=scale.attacked, gallery=0))
         found = read(folder, folder.name)
     assert found.outcome is not None

@@ -1,5 +1,6 @@
 """The commands on a finished run: certify, check, attack, in the order that a user types them; report is in report/."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import torch
 import lipflow
 from lipflow import cli
 from lipflow.commands import progress
+from lipflow.commands.kept import Kept
+from lipflow.train.progress import images_pace
 from tests.train.tiny import torchrun
 
 TINY = ["--sizes", "depth=1", "channels=2", "inner=2", "depth_linear=1", "features=8", "--epochs", "2"]
@@ -29,7 +32,8 @@ def test_certify_check_attack(run, capsys):
     assert "40 test images of digits" in said
     assert "36/255" in said
     assert "average radius" in said
-    assert json.loads((run / "certificate.json").read_text())["split"] == "test"
+    claims = json.loads((run / "certificate.json").read_text())
+    assert (claims["split"], claims["which"]) == ("test", "final")
     assert cli.main(["check", str(run), "--full"]) == 0
     assert capsys.readouterr().out.startswith("accepted: 40 radii follow from their scores; the scores of 40 of 40")
     assert cli.main(["attack", str(run), "--epsilon", "0.5", "36/255", "--steps", "3", "--images", "20"]) == 0
@@ -77,7 +81,7 @@ def test_an_interrupted_gallery_costs_only_the_gallery(run, monkeypatch, capsys)
         return nearest(*arguments, **options)
 
     monkeypatch.setattr("lipflow.attack.nearest", interrupted)
-    monkeypatch.setattr(progress, "EVERY", 0.0)
+    monkeypatch.setattr("lipflow.train.progress.EVERY", 0.0)
     capsys.readouterr()
     assert cli.main(["attack", str(run), "--epsilon", "0.25", "--steps", "2", "--gallery", "9"]) == 130
     assert calls == [4, 4]
@@ -109,12 +113,29 @@ def test_counts_that_are_none(run, capsys, words, said):
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
+def test_a_certificate_without_a_run_is_attacked(tmp_path, capsys):
+    frozen, x = lipflow.freeze(lipflow.build("cpl-digits")), torch.rand(4, 1, 8, 8)
+    certificates = lipflow.certify(frozen, x)
+    lipflow.record.write(tmp_path, frozen, certificates, x, certificates.label)
+    assert cli.main(["attack", str(tmp_path), "--steps", "1", "--gallery", "0"]) == 0
+    assert list(json.loads((tmp_path / "attack.json").read_text())["standing"]) == ["36/255", "72/255", "108/255"]
+    assert cli.main(["attack", str(tmp_path / "none")]) == 2
+    assert "holds no certificate" in capsys.readouterr().err
+
+
 def test_a_changed_certificate_is_not_attacked(run, capsys):
     assert cli.main(["certify", str(run), "--images", "2"]) == 0
     with np.load(run / "certified.npz") as rows:
         np.savez(run / "certified.npz", **{name: column[:0] for name, column in rows.items()})
     assert cli.main(["attack", str(run)]) == 2
     assert f"{run / 'certified.npz'} cannot be read: its digest" in capsys.readouterr().err
+
+
+def test_another_network_than_the_certified_one_is_not_attacked(run, capsys):
+    assert cli.main(["certify", str(run), "--images", "2"]) == 0
+    lipflow.freeze(lipflow.build("cpl-digits")).save(run / "frozen.safetensors")
+    assert cli.main(["attack", str(run)]) == 2
+    assert f"{run / 'frozen.safetensors'} is not the network of" in capsys.readouterr().err
 
 
 def test_a_tampered_certificate_is_rejected(run, capsys):
@@ -164,6 +185,79 @@ def test_the_command_checks_without_torch(run):
     assert done.stdout.endswith("[0, 2]\n")
 
 
+ATTACK = ["attack", "RUN", "--epsilon", "0.5", "1", "--steps", "2", "--gallery", "0"]
+
+
+@pytest.mark.parametrize(
+    ("words", "size", "work", "written"),
+    [
+        (["certify", "RUN", "--images", "35"], "frozen.network.CHUNK", "frozen.certify", "certified.npz"),
+        (ATTACK, "commands.attack.AT_ONCE", "attack.pgd", "attack.json"),
+    ],
+)
+def test_whoever_is_interrupted_goes_on(run, words, size, work, written, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("LIPFLOW_DATA", str(tmp_path))
+    words = [str(run) if word == "RUN" else word for word in words]
+    assert cli.main(["certify", str(run), "--images", "35"]) == 0
+    monkeypatch.setattr(f"lipflow.{size}", 10)
+    assert cli.main(words) == 0
+    whole = (run / written).read_bytes()
+    (run / written).unlink()
+    room, name = f"lipflow.{work}".rsplit(".", 1)
+    real, calls = getattr(importlib.import_module(room), name), []
+
+    def interrupted(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(f"lipflow.{work}", interrupted)
+    capsys.readouterr()
+    assert cli.main(words) == 130
+    assert "20 of 35 images are kept: the same command goes on from there" in capsys.readouterr().err
+    assert not (run / written).exists()
+    parts = sorted((tmp_path / "parts").glob("*/*"))
+    assert len(parts) == 2
+    parts[0].write_bytes(parts[0].read_bytes()[:-1])  # damaged, it is done again
+    assert cli.main(words) == 0
+    assert "10 of 35 images were done before an interruption; going on" in capsys.readouterr().out
+    assert len(calls) == 3 + 3
+    assert (run / written).read_bytes() == whole
+    assert not list((tmp_path / "parts").iterdir())
+
+
+def test_a_part_is_taken_only_for_itself(tmp_path, monkeypatch):
+    monkeypatch.setenv("LIPFLOW_DATA", str(tmp_path))
+    calls = []
+
+    def work(x, y):
+        calls.append(x.tolist())
+        return {"sum": x + y}
+
+    def sums(x, y, about="a", size=2):
+        return torch.cat([part["sum"] for part in Kept(about).through(work, [x, y], size, "")]).tolist()
+
+    x, y = torch.arange(5), torch.ones(5)
+    assert sums(x, y) == sums(x, y) == [1, 2, 3, 4, 5]
+    assert calls == [[0, 1], [2, 3], [4]]
+    assert sums(x + 2, y) == [3, 4, 5, 6, 7]  # 2 and 3 are known; 4 has another neighbour
+    assert calls[3:] == [[4, 5], [6]]
+    for other in ({"y": 2 * y}, {"y": y.double()}, {"about": "b"}, {"size": 5}):
+        before = len(calls)
+        sums(**({"x": x, "y": y} | other))
+        assert sum(len(part) for part in calls[before:]) == 5
+    Kept("a").forget()
+    assert len(list((tmp_path / "parts").iterdir())) == 1  # of "b"
+
+
+def test_what_cannot_be_kept_is_done_all_the_same(tmp_path, monkeypatch):
+    (tmp_path / "parts").write_text("a file where a folder should be")
+    monkeypatch.setenv("LIPFLOW_DATA", str(tmp_path))
+    (part,) = Kept("").through(lambda x: {"x": x}, [torch.arange(3)], 5, "")
+    assert part["x"].tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize("command", ["certify", "attack"])
 def test_a_folder_without_a_run(command, tmp_path, capsys):
     assert cli.main([command, str(tmp_path)]) == 2
@@ -205,7 +299,7 @@ def test_threads_are_those_of_the_recipe_and_given_back(run, monkeypatch):
 
 
 def test_progress_says_rate_and_time_left(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "EVERY", 0.0)
+    monkeypatch.setattr("lipflow.train.progress.EVERY", 0.0)
     parts = torch.arange(25).split(10)
     assert torch.equal(torch.cat(list(progress.through(parts, "attacking"))), torch.arange(25))
     lines = capsys.readouterr().out.splitlines()
@@ -213,4 +307,4 @@ def test_progress_says_rate_and_time_left(monkeypatch, capsys):
     assert all("images/s" in line and line.endswith("left") for line in lines)
     list(progress.through(parts, "attacking", shown=False))
     assert not capsys.readouterr().out
-    assert progress.images_pace("certifying", 200, 1000, 10.0) == "certifying 200/1000 images  20 images/s  40s left"
+    assert images_pace("certifying", 200, 1000, 10.0) == "certifying 200/1000 images  20 images/s  40s left"

@@ -120,3 +120,12 @@ def test_whoever_is_second_finds_it_whole(tmp_path, monkeypatch):
     folder = pretrained.folder_of(Path(NAME))
     assert sorted(p.name for p in folder.iterdir()) == sorted(pretrained.FILES)
     assert [p.name for p in folder.parent.iterdir()] == [NAME]
+
+
+def test_a_run_is_found_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    assert pretrained.folder_of(Path("mine")) == Path("runs/mine")
+    assert pretrained.folder_of(Path("other")) == Path("other")
+    (tmp_path / "mine").mkdir()
+    assert pretrained.folder_of(Path("mine")) == Path("mine")

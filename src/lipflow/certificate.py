@@ -10,7 +10,8 @@ and be those of another machine: within 2E of ours. With as much again for that,
     R(x) = min over j of (f̂_y(x) - f̂_j(x) - 4√2·E)/d_yj,  rounded down at each operation.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from fractions import Fraction
 
 import torch
@@ -34,6 +35,12 @@ class Certificates:
     def __len__(self) -> int:
         return len(self.label)
 
+    @staticmethod
+    def cat(parts: Sequence["Certificates"]) -> "Certificates":
+        """The rows of several, one after the other: of the batches of a DataLoader, say."""
+        columns = (field.name for field in fields(Certificates))
+        return Certificates(*(torch.cat([getattr(part, name) for part in parts]) for name in columns))
+
     def certified(self, eps: Fraction | int | str | float) -> Tensor:
         """Whether R > eps, exactly; eps may be "36/255".
 
@@ -56,7 +63,10 @@ def require_pixels(images: Tensor) -> None:
     inside = (images >= 0) & (images <= 1)  # false for NaN
     if not bool(inside.all()):
         bad = images[~inside].flatten()[0].item()
-        raise ValueError(f"certificates are for pixels in [0, 1] (or uint8); these images contain {bad}")
+        raise ValueError(
+            f"certificates are for pixels in [0, 1] (or uint8); these images contain {bad} "
+            "(to subtract a mean is the network's part: lipflow.blocks.Center)"
+        )
 
 
 def from_logits(logits: Tensor, pair_bounds: Tensor, rounding: float) -> Certificates:

@@ -4,7 +4,7 @@ frozen.safetensors    the network: every number it computes with, and the list o
 certificate.json      what is claimed: L, E, pair bounds, each primitive's constants and how they were obtained
 certified.npz         one row an image: image, truth, logits, label, radius, the paper's radius
 A digest in certificate.json ties them together; `lipflow.check` re-derives bounds and radii from them with NumPy alone.
-The truth, and the split that images are said to be of, are the writer's word.
+The truth, the split that images are said to be of, and which network of a run it is, are the writer's word.
 """
 
 import hashlib
@@ -25,11 +25,18 @@ WEIGHTS, CLAIMS, ROWS = "frozen.safetensors", "certificate.json", "certified.npz
 
 
 def write(
-    folder: str | Path, frozen: Frozen, certificates: Certificates, images: Tensor, truth: Tensor, split: str = ""
+    folder: str | Path,
+    frozen: Frozen,
+    certificates: Certificates,
+    images: Tensor,
+    truth: Tensor,
+    split: str = "",
+    which: str = "",
 ) -> None:
     """Write the certificate of some images, given as uint8 or float64, and their true labels. The claims come last.
 
-    `split` says which images they are, for whoever reads it: "test" or "validation".
+    `split` says which images they are, "test" or "validation", and `which` of a run's networks it is, "final" or
+    "best": for whoever reads it.
     """
     frozen.require_untouched()  # or the constants would be of other numbers than the file
     folder = Path(folder)
@@ -37,18 +44,18 @@ def write(
     (folder / CLAIMS).unlink(missing_ok=True)  # a half-written certificate claims nothing
     frozen.save(folder / WEIGHTS)
     columns = dict(images=images, truth=truth, **vars(certificates))
-    arrays: dict[str, Any] = {name: column.numpy() for name, column in columns.items()}
+    arrays: dict[str, Any] = {name: column.cpu().numpy() for name, column in columns.items()}
 
     def rows(temporary: Path) -> None:
         with temporary.open("wb") as file:  # to a path of another ending, NumPy would add its own
             np.savez(file, **arrays)
 
     write_atomic(folder / ROWS, rows)
-    text = json.dumps(claims(folder, frozen, certificates, split), indent=1)
+    text = json.dumps(claims(folder, frozen, certificates, split, which), indent=1)
     write_atomic(folder / CLAIMS, lambda temporary: temporary.write_text(text))
 
 
-def claims(folder: Path, frozen: Frozen, certificates: Certificates, split: str = "") -> dict[str, Any]:
+def claims(folder: Path, frozen: Frozen, certificates: Certificates, split: str, which: str) -> dict[str, Any]:
     """Everything that the certificate states, with a digest over all of it."""
     stated = dict(
         schema=1,
@@ -59,6 +66,7 @@ def claims(folder: Path, frozen: Frozen, certificates: Certificates, split: str 
         classes=frozen.classes,
         images=len(certificates),
         split=split,
+        which=which,
         lipschitz=frozen.lipschitz,
         rounding=frozen.rounding,
         pair_bounds=frozen.pair_bounds.tolist(),

@@ -16,10 +16,9 @@ def test_an_epoch_visits_every_image_once(n, batch_size, seed, epoch):
     assert torch.equal(torch.cat(parts).sort().values, torch.arange(n))
 
 
-def test_drop_last_drops_only_a_short_last_batch():
+def test_the_last_batch_may_be_short():
     assert [len(part) for part in batches(10, 4, 0, 0)] == [4, 4, 2]
-    assert [len(part) for part in batches(10, 4, 0, 0, drop_last=True)] == [4, 4]
-    assert steps_per_epoch(8, 4) == steps_per_epoch(8, 4, drop_last=True) == 2
+    assert steps_per_epoch(8, 4) == 2
 
 
 @pytest.mark.parametrize("start", [0, 1, 3])
@@ -61,7 +60,6 @@ def test_a_rank_outside_the_world_is_refused(rank):
     [
         (0, 4, {}, "no batch of 4 can be drawn from 0 images"),
         (3, 0, {}, "no batch of 0"),
-        (3, 4, {"drop_last": True}, "from 3 images with drop_last=True"),
         (8, 4, {"start": 3}, "2 batches cannot start at batch 3"),
     ],
 )

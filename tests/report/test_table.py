@@ -125,3 +125,5 @@ def test_it_says_when_the_images_are_not_test_images(run):
     change_claims(run, split="validation")
     certified = _line(summarise([read(run, "tiny")]), "certified")
     assert (certified.title, certified.note) == ("certified, validation images", "60 validation images")
+    change_claims(run, split="test", which="best")
+    assert _line(summarise([read(run, "tiny")]), "certified").title == "certified, best by validation"

@@ -1,11 +1,12 @@
 """How a run ends, and who may work on it: in this process."""
 
 import signal
+from dataclasses import replace
 
 import pytest
 
+from lipflow.train import load_run, train
 from lipflow.train import loop as loop_module
-from lipflow.train import train
 from lipflow.train.ending import Interrupted
 from tests.train.tiny import log, tiny
 
@@ -37,3 +38,24 @@ def test_one_process_trains_in_a_folder(tmp_path):
         pass
     with loop_module._held(tmp_path):
         pass
+
+
+def test_a_resumed_run_remembers_where_it_is(tmp_path, monkeypatch):
+    """The next one to resume it, and `lipflow certify`, look where the data was last."""
+    usual, run = loop_module.estimate, tiny(tmp_path, epochs=1)
+    monkeypatch.setattr(loop_module, "estimate", lambda *given: signal.raise_signal(signal.SIGINT) or usual(*given))
+    with pytest.raises(Interrupted):
+        train(run)
+    monkeypatch.setattr(loop_module, "estimate", usual)
+    left = tmp_path / ".best.safetensors.123.part"
+    left.touch()
+    load = loop_module.load
+    monkeypatch.setattr(loop_module, "load", lambda name, data_dir, **options: load(name, **options))
+    train(replace(run, data_dir=tmp_path / "moved", exact=3), resume=True)
+    stored = load_run(tmp_path)[0]
+    assert (stored.data_dir, stored.exact) == (tmp_path / "moved", 3)
+    assert not left.exists()
+
+
+def test_sizes_as_tuples_are_those_that_are_stored(tmp_path):
+    assert replace(tiny(tmp_path), sizes={"depth": (3, 4)}).sizes == {"depth": [3, 4]}

@@ -14,7 +14,6 @@ import lipflow
 from lipflow.data import load
 from lipflow.losses import CertificateRegularisation
 from lipflow.train import Run, load_run, train
-from lipflow.train import exact as exact_module
 from lipflow.train import loop as loop_module
 from lipflow.train.distributed import Ranks
 from lipflow.train.ending import NonFiniteLoss
@@ -270,7 +269,7 @@ def test_how_many_are_certified(asked, images, tmp_path):
 
 
 def test_certifying_says_how_far_it_is(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(exact_module, "EVERY", 0.0)
+    monkeypatch.setattr("lipflow.train.progress.EVERY", 0.0)
     train(tiny(tmp_path, epochs=1))
     said = capsys.readouterr().out
     assert "certifying 250/1437 images" in said

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lipflow.commands.kept import Kept
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -26,7 +28,7 @@ class Attack:
     """Attack the network that was certified with L2-PGD, as the paper runs it, and show the accuracy that is left."""
 
     run: Path
-    """The folder of a run, after `lipflow certify`, or a pretrained network by name."""
+    """The folder of a run, or its name in runs/, after `lipflow certify`; or a pretrained network by name."""
     epsilon: tuple[str, ...] = ()
     """Radii, such as 36/255 0.5 (default: those of the run's recipe)."""
     steps: int = 10
@@ -51,10 +53,12 @@ def attack(arguments: Attack) -> int:
     """Attack, each rank its share, with as many threads as the run was trained with."""
     from lipflow.pretrained import folder_of
     from lipflow.train.distributed import join, threads
+    from lipflow.train.recipe import Recipe
     from lipflow.train.record import Record
 
     arguments = replace(arguments, run=folder_of(arguments.run))
-    recipe = Record.read(arguments.run).run.recipe
+    trained = (arguments.run / "run.json").is_file()  # or it holds a certificate alone, of a network of the user's own
+    recipe = Record.read(arguments.run).run.recipe if trained else Recipe()
     with join("cpu") as ranks, threads(recipe.threads):
         return over_ranks(arguments, recipe.radii, ranks)
 
@@ -68,7 +72,6 @@ def over_ranks(arguments: Attack, radii: tuple[str, ...], ranks: "Ranks") -> int
 
     from lipflow import record
     from lipflow.attack import PGD, pgd
-    from lipflow.commands.progress import through
     from lipflow.frozen import Frozen
     from lipflow.report.evidence import read_certificate
     from lipflow.rounding import down
@@ -80,13 +83,20 @@ def over_ranks(arguments: Attack, radii: tuple[str, ...], ranks: "Ranks") -> int
     names = sorted(arguments.epsilon or radii, key=radius)
     eps = [radius(name) for name in names]
     held = read_certificate(arguments.run)  # and its digest now: it may be written anew before the attack has ended
+    if hashlib.sha256(weights.read_bytes()).hexdigest() != json.loads(claims.read_text())["files"].get(record.WEIGHTS):
+        raise ValueError(f"{weights} is not the network of {claims}; run `lipflow certify {arguments.run}` again")
     found = {k: torch.from_numpy(getattr(held, k)[: arguments.images]) for k in ("images", "truth", "label", "radius")}
     if not len(found["truth"]):
         raise ValueError(f"{rows} holds no images to attack; run `lipflow certify {arguments.run}` again")
     frozen, how = Frozen.load(weights), PGD(steps=arguments.steps, restarts=arguments.restarts, seed=arguments.seed)
-    parts = through(ranks.share(torch.arange(len(found["truth"]))).split(AT_ONCE), "attacking", ranks.first)
-    success = [pgd(frozen, found["images"][i], found["truth"][i], eps, how, i).success for i in parts]
-    broken = torch.cat(ranks.gather(success))  # (images, radii): wrong to begin with counts as broken
+    mine = ranks.share(torch.arange(len(found["truth"])))
+
+    def attacked(images: "Tensor", truth: "Tensor", index: "Tensor") -> dict[str, "Tensor"]:
+        return {"success": pgd(frozen, images, truth, eps, how, index).success}
+
+    given, kept = [found["images"][mine], found["truth"][mine], mine], Kept(f"attack {frozen.digest} {how} {eps}")
+    parts = ranks.gather(kept.through(attacked, given, AT_ONCE, "attacking", ranks.first))
+    broken = torch.cat([part["success"] for part in parts])  # (images, radii): wrong to begin with counts as broken
     if not ranks.first:
         return 0
     right = found["label"] == found["truth"]
@@ -102,6 +112,7 @@ def over_ranks(arguments: Attack, radii: tuple[str, ...], ranks: "Ranks") -> int
         table.add_row(name, f"{float(certified.double().mean()):.2%}", f"{float(standing.double().mean()):.2%}")
     said = {"attack": "L2-PGD", **asdict(how), "certificate": held.digest, "clean": right.tolist(), "standing": outcome}
     write(arguments.run, said)  # before anything that may be interrupted: the table, and the gallery, which takes long
+    kept.forget()
     Console().print(table)
     if arguments.gallery > 0:
         write(arguments.run, said, further(frozen, found, how, arguments.gallery))

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from lipflow.commands.kept import Kept
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -18,7 +20,7 @@ class Certify:
     """Freeze a trained network, certify images with it, and write the certificate into the folder of the run."""
 
     run: Path
-    """The folder of a finished run, or a pretrained network by name: cpl-fast-cifar10."""
+    """The folder of a finished run, or its name in runs/; or a pretrained network by name: cpl-fast-cifar10."""
     split: Literal["test", "validation"] = "test"
     """Which images."""
     images: int | None = None
@@ -62,30 +64,30 @@ def certify(arguments: Certify) -> int:
             seconds = time.perf_counter() - start
             print(f"froze {run.model}: {len(frozen.primitives)} primitives, every norm bounded, in {seconds:.1f} s")
             print(f"L = {frozen.lipschitz:.12g}, rounding at most E = {frozen.rounding:.2e} over all images")
-        certificates = over_ranks(frozen, images, ranks)
+        kept = Kept(f"certify {frozen.digest} {frozen.rounding!r} {frozen.pair_bounds.tolist()}")
+        certificates = over_ranks(frozen, images, ranks, kept)
         if certificates is None:
             return 0
-        record.write(folder, frozen, certificates, images, truth, arguments.split)
+        record.write(folder, frozen, certificates, images, truth, arguments.split, arguments.which)
+        kept.forget()
         show(certificates, truth, radii, f"{folder}: {len(truth)} {arguments.split} images of {run.data}")
         print(f"wrote {folder / record.CLAIMS}; check it with: lipflow check {folder}")
     return 0
 
 
-def over_ranks(frozen: "Frozen", images: "Tensor", ranks: "Ranks") -> "Certificates | None":
+def over_ranks(frozen: "Frozen", images: "Tensor", ranks: "Ranks", kept: Kept) -> "Certificates | None":
     """Certify each rank's part; all rows on the first rank, None on the others."""
     import torch
 
     from lipflow.certificate import Certificates
-    from lipflow.commands.progress import through
     from lipflow.frozen import certify
     from lipflow.frozen.network import CHUNK
 
-    mine = ranks.share(torch.arange(len(images)))
-    chunks = through(mine.split(CHUNK), "certifying", ranks.first)  # one, if it is empty
-    parts = ranks.gather([certify(frozen, images[chunk]) for chunk in chunks])
+    mine = images[ranks.share(torch.arange(len(images)))]
+    parts = ranks.gather(kept.through(lambda x: vars(certify(frozen, x)), [mine], CHUNK, "certifying", ranks.first))
     if not ranks.first:
         return None
-    return Certificates(*(torch.cat([getattr(p, column) for p in parts]) for column in vars(parts[0])))
+    return Certificates.cat([Certificates(**part) for part in parts])
 
 
 def show(certificates: "Certificates", truth: "Tensor", radii: dict, title: str) -> None:

@@ -18,7 +18,8 @@ def check(arguments: Check) -> int:
     """Accept (0) or reject (1), and say why. Where there is no certificate, there is nothing to reject (2)."""
     from lipflow.check import main
 
-    run = arguments.run if arguments.run.exists() else Path("runs") / arguments.run
+    run, named = arguments.run, Path("runs") / arguments.run
+    run = named if named.exists() and not run.exists() else run
     if not (run / "certificate.json").exists():
         raise ValueError(f"there is no certificate in {run}: lipflow certify {arguments.run}")
     return main([str(run), *(["--full"] if arguments.full else [])])

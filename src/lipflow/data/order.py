@@ -23,18 +23,16 @@ def permutation(n: int, seed: int, epoch: int) -> Tensor:
     return bits(key(_ORDER, seed, epoch), torch.arange(n)).argsort(stable=True)
 
 
-def steps_per_epoch(n: int, batch_size: int, *, drop_last: bool = False) -> int:
-    """The number of batches in an epoch: ⌈n / batch_size⌉, or ⌊n / batch_size⌋ if a short last one is dropped."""
-    if n < 1 or batch_size < 1 or (drop_last and n < batch_size):
-        raise ValueError(f"no batch of {batch_size} can be drawn from {n} images with drop_last={drop_last}")
-    return n // batch_size if drop_last else -(-n // batch_size)
+def steps_per_epoch(n: int, batch_size: int) -> int:
+    """The number of batches in an epoch, ⌈n / batch_size⌉: the last one may be short."""
+    if n < 1 or batch_size < 1:
+        raise ValueError(f"no batch of {batch_size} can be drawn from {n} images")
+    return -(-n // batch_size)
 
 
-def batches(
-    n: int, batch_size: int, seed: int, epoch: int, *, drop_last: bool = False, start: int = 0
-) -> Iterator[Tensor]:
+def batches(n: int, batch_size: int, seed: int, epoch: int, *, start: int = 0) -> Iterator[Tensor]:
     """The global batches of an epoch as index tensors, from number `start` on (where a resumed run goes on)."""
-    steps = steps_per_epoch(n, batch_size, drop_last=drop_last)
+    steps = steps_per_epoch(n, batch_size)
     if not 0 <= start <= steps:
         raise ValueError(f"an epoch of {steps} batches cannot start at batch {start}")
     order = permutation(n, seed, epoch)

@@ -34,13 +34,13 @@ def load(source: Path | str) -> Network:
 
 
 def folder_of(run: Path) -> Path:
-    """The folder that a command works in: of a run, or else of a pretrained network, copied to runs/NAME first.
+    """The folder that a command works in: of a run, or its name in runs/, or a pretrained one, copied there first.
 
     The copy appears whole or not at all, also where several processes make it; another run in its place is refused.
     """
-    if run.exists() or str(run) not in NAMES:
-        return run
     folder = Path("runs") / run
+    if run.exists() or str(run) not in NAMES:
+        return run if run.exists() or not folder.exists() else folder
     if not folder.exists():
         beside = folder.with_name(f".{run}-{uuid4().hex}")
         beside.mkdir(parents=True)

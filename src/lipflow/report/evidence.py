@@ -56,6 +56,7 @@ class Certificate:
     rounding: float
     digest: str
     split: str  # which images: "test", "validation", or "" if it is not said
+    which: str  # which network of the run: "final", "best", or "" if it is not said
     ledger: tuple[Primitive, ...]
     images: np.ndarray  # (n, channels, height, width) uint8, or float64 in [0, 1]
     truth: np.ndarray  # (n,) int64
@@ -192,9 +193,9 @@ def read_certificate(folder: Path) -> Certificate:
     _hold(isinstance(lines, list), path, "it has no list of primitives")
     ledger = tuple(_primitive(_table(line, path, "a primitive"), path) for line in lines)
     lipschitz, rounding = (_number(said.get(key), path, key) for key in ("lipschitz", "rounding"))
-    split = said.get("split", "")
-    _hold(isinstance(split, str), path, "split is a word")
-    return Certificate(lipschitz, rounding, said["digest"], split, ledger, **columns)
+    split, which = said.get("split", ""), said.get("which", "")
+    _hold(isinstance(split, str) and isinstance(which, str), path, "split and which are words")
+    return Certificate(lipschitz, rounding, said["digest"], split, which, ledger, **columns)
 
 
 def _primitive(line: Mapping[str, Any], path: Path) -> Primitive:

@@ -23,10 +23,6 @@ class Published(NamedTuple):
     seconds: float | None  # an epoch, on the authors' machine
     source: str
 
-    def at(self, epsilon: str) -> float | None:
-        """Certified accuracy at an ε of the paper, as it writes it."""
-        return self.certified[EPSILONS.index(epsilon)] if epsilon in EPSILONS else None
-
 
 def _rows(source: str, rows: Mapping[str, tuple[str, float, float, float, float, float | None]]) -> dict:
     return {

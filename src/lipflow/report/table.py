@@ -101,6 +101,7 @@ def _entry(run: Evidence, epsilons: Sequence[str]) -> Entry:
         held = run.certificate
         images = f"{len(held.right)} {held.split} images".replace("  ", " ")
         title = "certified, validation images" if held.split == "validation" else "certified"
+        title += ", best by validation" if held.which == "best" else ""
         lines.append(_certified(held, epsilons, "certified", title, images))
         if of:
             lines.append(_certified(held.first(run.part), epsilons, "part", f"certified{of}", ""))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 _HOME = {
     "RECIPES": "recipe",
     "Recipe": "recipe",
+    "Result": "loop",
     "Run": "run",
     "load_model": "checkpoint",
     "load_run": "record",
@@ -22,11 +23,12 @@ _HOME = {
     "train": "loop",
 }
 
-__all__ = ["RECIPES", "Recipe", "Run", "load_model", "load_run", "save_model", "train"]
+__all__ = ["RECIPES", "Recipe", "Result", "Run", "load_model", "load_run", "save_model", "train"]
 
 if TYPE_CHECKING:
     from lipflow.train.checkpoint import load_model as load_model
     from lipflow.train.checkpoint import save_model as save_model
+    from lipflow.train.loop import Result as Result
     from lipflow.train.loop import train as train
     from lipflow.train.recipe import RECIPES as RECIPES
     from lipflow.train.recipe import Recipe as Recipe

@@ -3,7 +3,6 @@
 During a run certified accuracy is an estimate (`estimate`). This is what `lipflow certify` says of the same images.
 """
 
-import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -14,10 +13,8 @@ from lipflow.frozen.network import CHUNK
 from lipflow.models import Network
 from lipflow.train.accuracy import Accuracy
 from lipflow.train.distributed import Ranks
-from lipflow.train.progress import images_pace
+from lipflow.train.progress import told
 from lipflow.train.recipe import radius
-
-EVERY = 10.0  # seconds between two lines
 
 
 def exact(
@@ -34,17 +31,11 @@ def exact(
         network.train(training)
     counts = [0.0] * (1 + len(radii))
     mine = ranks.share(torch.arange(len(split)))
-    done, began = 0, time.monotonic()
-    said = began
-    for chunk in mine.split(CHUNK):
+    for chunk in told(mine.split(CHUNK), "certifying", say):
         found = certify(frozen, split.images[chunk])
         right = found.label == split.labels[chunk]
         counts[0] += float(right.sum())
         for i, text in enumerate(radii, 1):
             counts[i] += float((right & found.certified(radius(text))).sum())
-        done += len(chunk)
-        if (now := time.monotonic()) - said >= EVERY and done < len(mine):
-            say(images_pace("certifying", done, len(mine), now - began))
-            said = now
     clean, *certified = (count / len(split) for count in ranks.sum(counts))
     return Accuracy(len(split), clean, dict(zip(radii, certified, strict=True)))

@@ -64,6 +64,8 @@ def train(run: Run, resume: bool = False) -> Result:
                 folder.mkdir(parents=True, exist_ok=True)
                 stored.write(folder)
         with _held(folder) if ranks.first else nullcontext():
+            if resume and ranks.first:
+                stored.write(folder)
             return _run(stored, learner, data, budget, began)
 
 
@@ -156,6 +158,9 @@ def _take_up(learner: Learner, checkpoints: Checkpoints) -> Standing:
     ranks.wait()  # the first rank may remove files from here on
     if ranks.first:
         checkpoints.tidy(step)
+        for name in ("run.json", FINAL, BEST):  # what a killed write left
+            for part in learner.run.folder.glob(f".{name}.*.part"):
+                part.unlink(missing_ok=True)
     if checkpoint is None:
         return Standing()
     learner.load(checkpoint.tensors)
@@ -204,7 +209,7 @@ def _stored(run: Run) -> Record:
         raise ValueError(
             f"{run.folder} cannot go on as another run: {', '.join(map(str, changed))}; drop the flag, or --resume"
         )
-    return record
+    return replace(record, run=run)  # it may have moved
 
 
 def _ended(folder: Path, stored: Record, ranks: Ranks) -> Result:

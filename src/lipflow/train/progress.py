@@ -2,9 +2,13 @@
 
 import time
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence, Sized
+from typing import Any, TypeVar
 
 from lipflow.train.duration import format_duration
+
+T = TypeVar("T", bound=Sized)
+EVERY = 10.0  # seconds between two lines on images
 
 
 class Progress(ABC):
@@ -97,6 +101,18 @@ class Pace:
     def __str__(self) -> str:
         left = format_duration((self.steps - self.done) / max(self.rate, 1e-9))
         return f"step {self.done}/{self.steps}  {self.rate:.3g} steps/s  {left} left"
+
+
+def told(parts: Sequence[T], verb: str, say: Callable[[str], object], every: float | None = None) -> Iterator[T]:
+    """The parts of some images, one after the other; `say` is told every so many seconds how far that is."""
+    total, done, began = sum(map(len, parts)), 0, time.monotonic()
+    said, every = began, EVERY if every is None else every
+    for part in parts:
+        yield part
+        done += len(part)
+        if (now := time.monotonic()) - said >= every and done < total:
+            say(images_pace(verb, done, total, now - began))
+            said = now
 
 
 def images_pace(verb: str, done: int, total: int, seconds: float) -> str:

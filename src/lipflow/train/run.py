@@ -75,6 +75,8 @@ class Run:
     recipe: Recipe = field(default_factory=lambda: recipe_for("cpl-digits", "digits"))
 
     def __post_init__(self) -> None:
+        plain = {name: list(size) if isinstance(size, tuple) else size for name, size in self.sizes.items()}
+        object.__setattr__(self, "sizes", plain)  # as JSON gives it back
         if self.budget is not None and parse_duration(self.budget) <= 0:
             raise ValueError(f"--budget must be above 0, not {self.budget!r}")
         parse_duration(self.checkpoint_every)
