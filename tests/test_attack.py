@@ -313,3 +313,22 @@ def test_no_images():
     found = pgd(_undefended(), _images(0), torch.zeros(0, dtype=torch.int64), ["1/10", "1/5"])
     assert found.success.shape == (0, 2)
     assert found.images.shape == (0, 2, 1, 4, 4)
+
+
+def test_one_radius_needs_no_list():
+    model, x = lipflow.build("cpl-digits").eval(), torch.rand(3, 1, 8, 8)
+    labels = model(x).argmax(1)
+    listed = pgd(model, x, labels, ["36/255"])
+    for eps in ("36/255", Fraction(36, 255)):
+        assert torch.equal(pgd(model, x, labels, eps).images, listed.images)
+    assert pgd(model, x, labels, 1).success.shape == (3, 1)
+
+
+def test_parameters_learn_again_after_an_attack():
+    model, x = lipflow.build("cpl-digits").train(), torch.rand(2, 1, 8, 8)
+    frozen = next(model.parameters()).requires_grad_(False)
+    before = [p.requires_grad for p in model.parameters()]
+    pgd(model, x, torch.zeros(2, dtype=torch.int64), "0.5")
+    assert [p.requires_grad for p in model.parameters()] == before
+    assert not frozen.requires_grad
+    assert all(p.grad is None for p in model.parameters())

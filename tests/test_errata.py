@@ -136,19 +136,46 @@ def convex_potential_step(s: Tensor) -> Flow:
     return flow
 
 
+def layer_with_relu(s: Tensor, far: float) -> Flow:
+    """S as a Convex Potential Layer with ReLU and h = 2/‖W‖², for ‖x‖ well below `far`."""
+    d = len(s)
+    values, vectors = torch.linalg.eigh((identity(d) - s) / 2)
+    values = values.clamp(0, 1)
+    rows = (values / 2).sqrt()[:, None] * vectors.T
+    idle = (1 - values[-1:]).sqrt()[:, None] * vectors.T[-1:]
+    flow = Flow(ConvexPotential(DenseWeight(d, 2 * d + 1)), ExplicitEuler(2.0)).double()
+    with torch.no_grad():
+        flow.field.weight.weight.copy_(torch.cat([rows, -rows, idle]))
+        flow.field.bias.copy_(torch.tensor([far] * (2 * d) + [-far]))
+    return flow
+
+
 @every_contraction
-def test_every_linear_contraction_is_three_convex_potential_layers(kind: str, d: int):
+def test_on_a_bounded_set_it_is_three_layers_with_relu(kind: str, d: int):
+    m = CONTRACTIONS[kind](d)
+    q, p = polar(m)
+    second = reversing_involution(q)
+    x = random(20, d)
+    far = 2 * float(x.norm(dim=1).max())
+    network = nn.Sequential(*(layer_with_relu(s, far) for s in (p, second, q @ second))).eval()
+    torch.testing.assert_close(network(x), x @ m.T, rtol=0, atol=1e-9)
+    for layer in network:
+        assert float(torch.linalg.matrix_norm(layer.field.weight.weight, 2)) == pytest.approx(1, abs=1e-12)
+
+
+@every_contraction
+def test_every_linear_contraction_is_three_steps_of_proposition_3(kind: str, d: int):
     m = CONTRACTIONS[kind](d)
     q, p = polar(m)
     second = reversing_involution(q)
     network = nn.Sequential(*map(convex_potential_step, (p, second, q @ second))).eval()
     x = random(20, d)
     torch.testing.assert_close(network(x), x @ m.T, rtol=0, atol=1e-10)
-    for layer in network:  # h = 2 is at most 2/‖W‖²: Convex Potential Layers, within the hypothesis of Proposition 3
+    for layer in network:  # h = 2 is at most 2/‖W‖², the hypothesis of Proposition 3
         assert torch.linalg.matrix_norm(layer.field.weight.weight, 2) <= 1 + 1e-12
 
 
-# 2, 3 and 4. Steps through a skew field
+# 2, 3 and 9. Steps through a skew field
 
 
 def skew(d: int = 6, scale: float = 3.0) -> Skew:
@@ -191,7 +218,7 @@ def test_the_exact_flow_over_one_step_is_exp_a_and_not_exp_half_a():
     assert 1.9 < halves[0] / halves[1] < 2.1  # the paper's e^{A/2} is not even consistent with it
 
 
-# 5. The spectral norm
+# 4 and 5. The spectral norm
 
 
 @pytest.mark.parametrize("shape", [(1, 7), (30, 20), (40, 80)])
@@ -259,7 +286,19 @@ def test_the_printed_identity_fails_for_half_a_square():
     assert abs((new * new + 2 * x * new + new * new - 6).item()) < 1e-6
 
 
-# 7. Proposition 2 needs more than a derivative almost everywhere
+# 7. Reshaped kernels
+
+
+def test_an_orthogonal_reshaped_kernel_stretches():
+    kernel = torch.full((1, 1, 1, 3), 1 / math.sqrt(3), dtype=torch.float64)
+    reshaped = kernel.reshape(1, 3)
+    torch.testing.assert_close(reshaped @ reshaped.T, identity(1))
+    op = Conv2d(kernel, (1, 8), padding_mode="circular", padding="same")
+    constant = torch.ones(1, 1, 1, 8, dtype=torch.float64)
+    torch.testing.assert_close(op(constant), math.sqrt(3) * constant)
+
+
+# 8. Proposition 2 needs more than a derivative almost everywhere
 
 
 def test_a_derivative_that_vanishes_almost_everywhere_bounds_nothing():
@@ -272,7 +311,7 @@ def test_a_derivative_that_vanishes_almost_everywhere_bounds_nothing():
     assert (x[1] - x[0]).item() == pytest.approx(3.0)  # and not 2
 
 
-# 8. Fields with a skew Jacobian everywhere
+# 10. Fields with a skew Jacobian everywhere
 
 
 def symmetric_part_equations(d: int, degree: int) -> flint.fmpz_mat:
@@ -298,7 +337,7 @@ def test_a_polynomial_field_with_a_skew_jacobian_everywhere_is_affine(d: int, de
     assert solutions == (d * (d - 1) // 2 if degree == 1 else 0)  # Ax with A skew, and nothing of a higher degree
 
 
-# 10. Gradients are controlled from above
+# 11. Gradients are controlled from above
 
 
 def _active(weight: Tensor) -> Flow:

@@ -74,11 +74,11 @@ def pgd(
     model: Model,
     images: Tensor,
     labels: Tensor,
-    epsilons: Sequence[Radius],
+    epsilons: Sequence[Radius] | Fraction | int | float | str,
     attack: PGD | None = None,
     indices: Tensor | None = None,
 ) -> Attacked:
-    """Attack images (uint8, or floats in [0, 1]) at several ε, which must not decrease: Fraction(36, 255), "36/255", …
+    """Attack images (uint8, or floats in [0, 1]) at one ε, or several that do not decrease: Fraction(1, 4), "36/255", …
 
     z ← Π(z + stride·ε·g/‖g‖), g the gradient of the cross-entropy at z, Π the projection onto the L2 ball around x and
     then onto [0, 1]. What breaks a smaller ball breaks a larger one, and is not attacked again. `indices` are those of
@@ -87,7 +87,8 @@ def pgd(
     attack = PGD() if attack is None else attack
     x = _receive(model, images, labels)
     indices = torch.arange(len(x)) if indices is None else indices
-    radii = [_radii(eps, len(x)) for eps in epsilons]
+    several = [epsilons] if isinstance(epsilons, Fraction | int | float | str) else epsilons
+    radii = [_radii(eps, len(x)) for eps in several]
     if not radii or any(list(column) != sorted(column) for column in zip(*radii, strict=True)):
         raise ValueError("give at least one ε, in increasing order: what breaks a smaller ball breaks a larger one")
     parts = []
@@ -280,16 +281,20 @@ def _over(value: Tensor, x: Tensor) -> Tensor:
 
 @contextmanager
 def _evaluation(model: Model) -> Iterator[None]:
-    """The model in evaluation mode for a while, whatever mode each of its modules was in."""
-    modules = list(model.modules()) if isinstance(model, nn.Module) else []
-    modes = [m.training for m in modules]
+    """The model in evaluation mode for a while, and no gradients of its parameters, whatever each was before."""
+    modules, parameters = ([*model.modules()], [*model.parameters()]) if isinstance(model, nn.Module) else ([], [])
+    modes, learned = [m.training for m in modules], [p.requires_grad for p in parameters]
     for module in modules:
         module.training = False
+    for parameter in parameters:
+        parameter.requires_grad_(False)
     try:
         yield
     finally:
         for module, training in zip(modules, modes, strict=True):
             module.training = training
+        for parameter, requires in zip(parameters, learned, strict=True):
+            parameter.requires_grad_(requires)
 
 
 class SameDtype(nn.Module):

@@ -163,6 +163,8 @@ def _moves(module: nn.Module, domain: Domain) -> float:
     bias = module.bias if isinstance(module, nn.Linear | nn.Conv2d) else None
     if bias is None:
         return 0.0
+    if domain.shape is None:
+        return math.inf  # it may be applied to any number of vectors at once
     shape = _out_shape(module, domain.shape) if isinstance(module, nn.Conv2d) else None
     return mul_up(norm_up(bias), up(sqrt_up(Fraction(math.prod(shape[1:]) if shape else 1))))
 
@@ -178,7 +180,9 @@ def _children(module: nn.Sequential, name: str) -> Iterable[tuple[str, nn.Module
 
 def refusal(module: nn.Module, name: str) -> str:
     """Why a module is refused, and what to use instead."""
-    instead = INSTEAD.get(type(module), "use a layer of lipflow")
+    inside = any(True for _ in module.children())
+    unknown = "write it as an nn.Sequential, as its forward is not looked into" if inside else "use a layer of lipflow"
+    instead = INSTEAD.get(type(module), unknown)
     word = "Assume(module, bound=...) if you know one"
     return f"{called(module, name)} declares no Lipschitz bound; {instead}, or {word}"
 
@@ -296,12 +300,15 @@ _TORCH: dict[type, Callable[..., float]] = {
 
 # What to use in the place of modules that have no bound.
 INSTEAD: dict[type, str] = {
-    nn.BatchNorm1d: "use lipflow.blocks.Center",
-    nn.BatchNorm2d: "use lipflow.blocks.Center",
-    nn.LayerNorm: "use lipflow.blocks.Center",
-    nn.GroupNorm: "use lipflow.blocks.Center",
+    **dict.fromkeys(
+        (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm2d, nn.LayerNorm, nn.GroupNorm),
+        "leave it out, as no signal grows in these layers",
+    ),
+    **dict.fromkeys((nn.Dropout, nn.Dropout1d, nn.Dropout2d), "leave it out, as it scales by 1/(1 - p) in training"),
+    **dict.fromkeys(
+        (nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.PReLU, nn.Tanh, nn.Sigmoid, nn.Softplus),
+        "use nn.ReLU or lipflow.blocks.MaxMin",
+    ),
+    nn.AdaptiveAvgPool2d: "use lipflow.blocks.AvgPool(k), with k the side of its input",
     nn.ConvTranspose2d: "use lipflow.cpl_conv, which applies a convolution and its transpose",
-    nn.Dropout: "leave it out, as it scales by 1/(1 - p) in training",
-    nn.GELU: "use nn.ReLU or lipflow.blocks.MaxMin",
-    nn.SiLU: "use nn.ReLU or lipflow.blocks.MaxMin",
 }

@@ -64,10 +64,9 @@ def test_zero_weights_stay_zero():
     assert bool(torch.isfinite(layer.weight.weight.weight.grad).all())
 
 
-@pytest.mark.parametrize("shape", [(2, 4), (3, 2, 4)])
-def test_the_bias_of_a_dense_layer_is_along_the_features(shape):
+def test_the_bias_of_a_dense_layer_is_along_the_features():
     layer = lipflow.cayley_dense(4, 3)
-    x = torch.randn(shape)
+    x = torch.randn(2, 4)
     plain = layer.weight(x)(x)
     torch.testing.assert_close(layer(x), plain + layer.bias)
 

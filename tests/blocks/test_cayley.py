@@ -97,3 +97,14 @@ def test_its_bound_is_one_and_its_origin_is_the_bias():
     assert lipflow.lipschitz_bound(layer) == (1.0, 0.0)
     moved = layer(torch.zeros(1, 2, 4, 5)).norm().detach()
     assert float(moved) == pytest.approx(layer.origin(lipflow.Domain()), rel=1e-6)
+
+
+@pytest.mark.parametrize("make", [lambda: lipflow.cayley(2, 3), lambda: lipflow.cayley_conv(2, 4)])
+def test_an_empty_batch_has_gradients_of_0(make):
+    """A process whose part of a batch is empty must not keep the others waiting for its gradients."""
+    layer = make()
+    layer(torch.rand(1, 2, 4, 4))
+    x = torch.zeros(0, 2, 4, 4, requires_grad=True)
+    layer(x).sum().backward()
+    assert x.grad is not None
+    assert all(p.grad is not None and not bool(p.grad.any()) for p in layer.parameters())

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import lipflow
-from lipflow.flows import ConvWeight, Skew
+from lipflow.flows import ConvWeight, Skew, SpectralNorm
 from lipflow.flows.memo import Memo
 
 
@@ -29,6 +29,10 @@ LAYERS = {
     "björck": (lambda: lipflow.bjorck_dense(4, 3), (4,)),
     "spectral": (lambda: lipflow.spectral_conv(2, 3), (2, 3, 3)),
     "reshaped": (lambda: lipflow.reshaped_conv(2, 3), (2, 3, 3)),
+    "skew by its spectral norm": (
+        lambda: lipflow.Flow(Skew(_circular(), SpectralNorm()), lipflow.Exponential()),
+        (2, 3, 3),
+    ),
 }
 every_layer = pytest.mark.parametrize("name", LAYERS)
 

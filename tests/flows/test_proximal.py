@@ -349,3 +349,23 @@ def test_a_constant_gradient_is_differentiable():
     x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
     proximal(torch.ones_like, x, 1.0, 1.0, 10).sum().backward()
     torch.testing.assert_close(x.grad, torch.ones_like(x))
+
+
+@pytest.mark.parametrize("step", [ImplicitEuler(), Midpoint()])
+def test_after_a_layer_that_autocast_has_rounded(step):
+    """It is solved, forwards and backwards, in full precision."""
+    torch.manual_seed(0)
+    first, implicit = lipflow.cpl_dense(6, 6), Flow(ConvexPotential(DenseWeight(6, 6)), step)
+    x = torch.randn(4, 6, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        middle = first(x)
+        y = implicit(middle)
+    assert (middle.dtype, y.dtype) == (torch.bfloat16, torch.float32)
+    y.square().sum().backward()
+    given = middle.detach().float().requires_grad_()
+    weight = implicit.field.weight.weight
+    (expected,) = torch.autograd.grad(implicit.eval()(given).square().sum(), weight)
+    torch.testing.assert_close(weight.grad, expected, rtol=1e-3, atol=1e-3)
+    assert x.grad is not None
+    with torch.autocast("cpu", torch.bfloat16):  # which leaves float64 alone
+        assert implicit.double()(torch.zeros(1, 6, dtype=torch.float64)).dtype == torch.float64

@@ -236,3 +236,23 @@ def test_joint_iterations_are_not_rounded_by_autocast():
         iterate(pair)
     for weight, full in zip(pair, expected, strict=True):
         assert torch.equal(weight.u, full.u)
+
+
+def test_layers_that_are_not_in_training_do_not_move():
+    network = build("cpl", 3, (3, 8, 8), channels=4, depth=2, inner=4, features=4, depth_linear=1).train()
+    network.stages.convolutions.eval()
+    before = {name: b.clone() for name, b in network.named_buffers()}
+    network(torch.rand(2, 3, 8, 8))
+    moved = {name for name, b in network.named_buffers() if not torch.equal(b, before[name])}
+    assert moved
+    assert not any("convolutions" in name for name in moved)
+
+
+def test_a_forward_pass_that_would_be_repeated_with_other_norms_is_refused():
+    network = build("cpl", 3, (3, 8, 8), channels=4, depth=2, inner=4, features=4, depth_linear=1).train()
+    network.checkpoint_activations = True
+    x = torch.rand(2, 3, 8, 8)
+    first, second = network(x).sum(), network(x).sum()
+    with pytest.raises(RuntimeError, match="must be followed by its backward pass"):
+        (first + second).backward()
+    network(x).sum().backward()

@@ -173,3 +173,11 @@ def test_nan_weights_have_no_bound():
         layer.field.weight.weight[0, 0] = float("nan")
     with pytest.raises(ValueError, match="NaN or infinite weights"):
         lipflow.lipschitz_bound(layer)
+
+
+def test_a_sigma_that_learns_is_refused():
+    beta = torch.nn.Parameter(torch.ones(()))
+    learned = lipflow.Monotone(lambda y: torch.relu(beta * y), 0.0, 1.0)
+    for sigma in (learned, lipflow.Monotone(torch.nn.PReLU(), 0.0, 1.0)):
+        with pytest.raises(ValueError, match="parameters of its own"):
+            lipflow.ConvexPotential(lipflow.DenseWeight(2, 2), sigma)

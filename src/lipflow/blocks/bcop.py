@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from lipflow.blocks.affine import Affine, Parameterisation
 from lipflow.bound import Shape
 from lipflow.flows.memo import Memo, lasting
-from lipflow.flows.weight import require_positive
+from lipflow.flows.weight import require_flat, require_positive
 from lipflow.operators import Conv2d, Dense, norm_bound
 
 ITERATIONS = 20  # of Björck's, as published
@@ -148,12 +148,15 @@ class Orthonormal(Parameterisation):
         return self.weight.shape[1]
 
     def out_shape(self, shape: Shape | None) -> Shape:
+        require_flat(shape, self.channels[0])
         return self.channels[1:]
 
     def operator(self, shape: Shape | None) -> Dense:
+        require_flat(shape, self.channels[0])
         return Dense(bjorck(self.weight, self.iterations))
 
     def forward(self, x: Tensor) -> Dense:
+        require_flat(x.shape[1:], self.channels[0])
         matrix = self.memo(lambda: bjorck(self.weight, self.iterations), (self.weight,), keep=not self.training)
         return Dense(matrix)
 

@@ -12,7 +12,7 @@ from lipflow.bound import Shape
 from lipflow.flows.memo import Memo
 from lipflow.flows.resolvent import multiply, symbols
 from lipflow.flows.scale import LearnedNorm
-from lipflow.flows.weight import ConvWeight, DenseWeight
+from lipflow.flows.weight import ConvWeight, DenseWeight, require_flat
 from lipflow.operators import Conv2d, Dense, LinearOperator
 from lipflow.operators.norm import in_full
 
@@ -51,12 +51,15 @@ class CayleyMatrix(Parameterisation):
         return self.weight.weight[0].numel()
 
     def out_shape(self, shape: Shape | None) -> Shape:
+        require_flat(shape, self.channels[0])
         return self.channels[1:]
 
     def operator(self, shape: Shape | None) -> Dense:
+        require_flat(shape, self.channels[0])
         return Dense(self._matrix())
 
     def forward(self, x: Tensor) -> Dense:
+        require_flat(x.shape[1:], self.channels[0])
         return Dense(self.memo(self._matrix, (self.weight.weight, self.scale.alpha), keep=not self.training))
 
     def _matrix(self) -> Tensor:

@@ -1,5 +1,6 @@
 """Flows: a field, a step, and the layer they make."""
 
+from lipflow.flows.cell import Both, Cell
 from lipflow.flows.field import MONOTONE, Convex, ConvexPotential, Field, Monotone, Potential, Skew, Sum
 from lipflow.flows.flow import Flow, cayley, cpl_conv, cpl_dense, proximal, soc
 from lipflow.flows.scale import LearnedNorm, ReshapedNorm, Scale, SpectralNorm
@@ -8,6 +9,8 @@ from lipflow.flows.weight import ConvWeight, DenseWeight, Weight
 
 __all__ = [
     "MONOTONE",
+    "Both",
+    "Cell",
     "ConvWeight",
     "Convex",
     "ConvexPotential",

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from lipflow.bound import Bound, Domain
+from lipflow.flows.descent import autocasts
 from lipflow.flows.field import Convex, Skew
-from lipflow.flows.proximal import contraction, iterations_for, proximal
+from lipflow.flows.proximal import SMALLEST, contraction, iterations_for, proximal
 from lipflow.flows.resolvent import apply, resolvent
 from lipflow.operators import norm_bound
+from lipflow.operators.norm import in_full
 from lipflow.rounding import add_up, mul_up, sqrt_up, up
 
 REFINE = 10  # power iterations before an implicit step: a solve costs more than a good estimate
@@ -83,12 +85,15 @@ class Proximal(Cell):
         return ell, iterations_for(ell, UNSOLVED) if self.iterations is None else self.iterations
 
     def __call__(self, x: Tensor) -> Tensor:
-        z = proximal(self.field.gradient, x, self.h, *self.plan(domain_of(x), self.field.training))
-        return 2 * z - x if self.reflect else z
+        if autocasts(x):
+            x = x.float()  # a layer before may have been rounded, and what is solved for is not
+        with in_full(x):
+            z = proximal(self.field.gradient, x, self.h, *self.plan(domain_of(x), self.field.training))
+            return 2 * z - x if self.reflect else z
 
     def bound(self, domain: Domain) -> Bound:
         ell, iterations = self.plan(domain, learn=False)
-        if mul_up(self.h, self.field.smoothness_bound(domain)) > ell:
+        if mul_up(self.h, self.field.smoothness_bound(domain)) > max(ell, SMALLEST):
             return Bound(1.0, math.inf)  # a live estimate that fell behind by more than the slack promises no rate
         unsolved = mul_up(contraction(ell, iterations), mul_up(self.h, self.field.gradient_bound(domain)))
         return Bound(1.0, mul_up(2.0, unsolved) if self.reflect else unsolved)

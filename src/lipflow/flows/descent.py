@@ -96,16 +96,17 @@ def _fusible(x: Tensor, op: LinearOperator) -> bool:
         and not x.is_meta
         and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()
-        and (products(x) == torch.bfloat16 if _autocasts(x) else x.dtype == op.weight.dtype)
+        and (products(x) == torch.bfloat16 if autocasts(x) else x.dtype == op.weight.dtype)
     )
 
 
 def products(x: Tensor) -> torch.dtype:
     """What products are computed in: autocast leaves float64 alone."""
-    return torch.get_autocast_dtype(x.device.type) if _autocasts(x) else x.dtype
+    return torch.get_autocast_dtype(x.device.type) if autocasts(x) else x.dtype
 
 
-def _autocasts(x: Tensor) -> bool:
+def autocasts(x: Tensor) -> bool:
+    """Whether autocast rounds products of x."""
     return not x.is_meta and x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type)
 
 

@@ -192,11 +192,12 @@ class Skew(nn.Module):
     def on(self, x: Tensor) -> LinearOperator:
         """A as an operator on the inputs x, whose shape it takes up."""
         m = self.weight(x)
-        return m.with_weight(self.recall(lambda: self.turn(m, self.training).weight))
+        return m.with_weight(self.recall(lambda: self.turn(m, self.training).weight, m.in_shape))
 
     def recall(self, compute: Callable[[], Tensor], *what: Hashable) -> Tensor:
         """compute(), a function of A and of `what` alone: once in evaluation, until a parameter changes."""
-        inputs = (self.weight.weight, *(() if self.scale is None else self.scale.state()))
+        scaled = () if self.scale is None else (self.weight.u, *self.scale.state())
+        inputs = (self.weight.weight, *scaled)
         return self.memo(compute, inputs, *what, keep=not self.training)
 
     def turn(self, m: LinearOperator, learn: bool) -> LinearOperator:
@@ -231,12 +232,21 @@ def monotone(sigma: str | Monotone) -> Monotone:
         return MONOTONE[sigma]
     if not isinstance(sigma, Monotone):
         raise TypeError(f"sigma is one of {', '.join(MONOTONE)}, or a Monotone with its slopes, not {sigma!r}")
+    if _learns(sigma):
+        raise ValueError("σ has parameters of its own, which a Convex Potential Layer would not train")
     if not 0 <= sigma.low <= sigma.high < math.inf or sigma.high == 0:
         raise ValueError(
             f"a convex potential needs a σ with slopes in [0, s], 0 < s < ∞, not [{sigma.low}, {sigma.high}]: "
             "where σ decreases, its potential is not convex"
         )
     return sigma
+
+
+def _learns(sigma: Monotone) -> bool:
+    if isinstance(sigma.function, nn.Module):
+        return any(p.requires_grad for p in sigma.function.parameters())
+    with torch.enable_grad():
+        return sigma.function(torch.zeros(())).requires_grad
 
 
 def skew_part(op: LinearOperator) -> LinearOperator:

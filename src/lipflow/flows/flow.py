@@ -100,10 +100,13 @@ def soc(
     padding_mode: str = "zeros",
     in_size: tuple[int, int] | None = None,
     h: float = 1.0,
-    terms: int = 12,
-    train_terms: int | None = 5,
+    terms: int = 13,
+    train_terms: int | None = 6,
 ) -> Flow:
-    """The skew orthogonal layer Σ_{j<k} (hA)ʲ/j! · x: dense, or convolutional with a `kernel_size`."""
+    """The skew orthogonal layer Σ_{j<k} (hA)ʲ/j! · x: dense, or convolutional with a `kernel_size`.
+
+    The terms are the published ones; the published scale is that of `lipflow.soc_conv`.
+    """
     weight = _weight(features, features, kernel_size, padding_mode, in_size)
     return Flow(Skew(weight), Exponential(h, terms, train_terms))
 

@@ -44,8 +44,8 @@ class Memo:
             return held.value
         with lasting():
             snapshot = tuple(t.detach().clone() for t in inputs)
-            self._held = _Held(snapshot, circumstances, compute())
-        return self._held.value
+            held = self._held = _Held(snapshot, circumstances, compute())
+        return held.value  # another thread may have put its own in the place by now
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Memo":
         return Memo()

@@ -24,11 +24,11 @@ ENOUGH = 2.0**200  # iteration stops at Aₙ above this: nothing is left to solv
 SMALLEST = 2.0**-6  # ℓ is raised to this: the method divides by 1 - q, and any larger ℓ is a true one too
 
 
-def proximal(gradient: Gradient, x: Tensor, h: Tensor | float, ell: float, iterations: int) -> Tensor:
+def proximal(gradient: Gradient, x: Tensor, h: float, ell: float, iterations: int) -> Tensor:
     """z with z + h∇f(z) ≈ x, after `iterations` steps from z₀ = x; its derivatives are those of the exact z.
 
     With H = ∇²f(z), (I + hH)⁻¹ is symmetric, so a gradient g at z becomes w = (I + hH)⁻¹g at x, and -w at h∇f(z), as
-    a function of h and of the parameters of f.
+    a function of the parameters of f.
     """
     with torch.no_grad():
         z = _solve(gradient, x, h, ell, iterations)
@@ -70,7 +70,7 @@ def _next(a: float, q: float) -> float:
     return ((1 + q) * a + 2 * (1 + math.sqrt((1 + a) * (1 + q * a)))) / (1 - q) ** 2
 
 
-def _solve(gradient: Gradient, x: Tensor, h: Tensor | float, ell: float, iterations: int) -> Tensor:
+def _solve(gradient: Gradient, x: Tensor, h: float, ell: float, iterations: int) -> Tensor:
     """The information-theoretic exact method on ½‖z - x‖² + h·f(z) (Taylor and Drori 2023, algorithm 1)."""
     q, a = _modulus(ell), 0.0
     y, z = x, x
@@ -88,7 +88,7 @@ def _solve(gradient: Gradient, x: Tensor, h: Tensor | float, ell: float, iterati
     return z
 
 
-def _resolve(gradient: Gradient, z: Tensor, h: Tensor | float, g: Tensor, most: int = 1000) -> Tensor:
+def _resolve(gradient: Gradient, z: Tensor, h: float, g: Tensor, most: int = 1000) -> Tensor:
     """w with (I + hH)w = g, H = ∇²f(z), by conjugate gradients on each member of the batch."""
     if torch.is_grad_enabled():
         raise RuntimeError(

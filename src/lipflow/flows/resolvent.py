@@ -58,7 +58,8 @@ def multiply(matrices: Tensor, x: Tensor) -> Tensor:
     """Multiply the spectrum of x by a matrix at each frequency of rfft2  # (groups, h, w // 2 + 1, out, in)."""
     groups, out = matrices.shape[0], matrices.shape[-2]
     if not x.numel():
-        return x.new_zeros(len(x), groups * out, *x.shape[2:])  # some FFT libraries refuse an empty batch
+        # Some FFT libraries refuse an empty batch. Gradients of 0 flow all the same: other processes wait for them.
+        return x.new_zeros(len(x), groups * out, *x.shape[2:]) + 0 * (x.sum() + matrices.real.sum())
     x = x.to(matrices.real.dtype)  # a layer before may have been rounded by autocast, and transforms are not
     spectrum = torch.fft.rfft2(x).unflatten(1, (groups, -1))
     product = torch.einsum("ghwoi,bgihw->bgohw", matrices, spectrum)

@@ -89,12 +89,13 @@ def listened(module: nn.Module) -> bool:
 
 
 def followed(network: nn.Module) -> list[Weight]:
-    """The weights whose norm some step size follows, of those layers that have seen their input size."""
+    """The weights whose norm some step size follows, of those layers in training that have seen their input size."""
     flows = (m for m in network.modules() if isinstance(m, Flow))
     return [
         flow.field.weight
         for flow in flows
-        if isinstance(flow.field, ConvexPotential)
+        if flow.field.training
+        and isinstance(flow.field, ConvexPotential)
         and isinstance(flow.step, ExplicitEuler)
         and flow.step.h is None
         and flow.field.weight.u.numel()

@@ -101,10 +101,7 @@ class DenseWeight(Weight):
         )
 
     def operator(self, shape: Shape | None) -> Dense:
-        if shape is not None and len(shape) != 1:
-            raise ValueError(
-                f"a dense layer takes (batch, {self.weight.shape[1]}), not (batch, {str(shape)[1:]}; flatten"
-            )
+        require_flat(shape, self.weight.shape[1])
         return Dense(self.weight)
 
     @property
@@ -200,6 +197,12 @@ class ConvWeight(Weight):
 
 
 _DEFAULTS = dict(padding="same", padding_mode="zeros", stride=1, dilation=1, groups=1)
+
+
+def require_flat(shape: Shape | None, features: int) -> None:
+    """A dense layer would act on many vectors at once, and its bias count as often."""
+    if shape is not None and len(shape) != 1:
+        raise ValueError(f"a dense layer takes (batch, {features}), not (batch, {str(tuple(shape))[1:]}; flatten")
 
 
 def require_positive(**sizes: int) -> None:

@@ -49,7 +49,10 @@ def cpl_fast(
         require_positive(inner=inner[resolution])
         require_at_least(0, depth=depth[resolution], depth_linear=depth_linear)
     if height % (4 * pool) or width % (4 * pool):
-        raise ValueError(f"sides are folded twice by 2 and pooled by {pool}: {height}×{width} images do not fit")
+        raise ValueError(
+            f"{height}×{width} images do not fit: sides are folded twice by 2 and pooled by {pool}, "
+            f"so they are multiples of {4 * pool}"
+        )
     if channels < 4 * colours:
         raise ValueError(f"channels={channels} cannot hold the {4 * colours} channels of the folded input")
     if not lln:

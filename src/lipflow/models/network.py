@@ -2,6 +2,7 @@
 
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any, cast
@@ -13,6 +14,26 @@ from torch.utils.checkpoint import checkpoint
 from lipflow.blocks import Head, Mirrored
 from lipflow.bound import Bound, Domain, Lipschitz, Shape, fold, fold_origin, in_order, require_plain
 from lipflow.flows.together import Hold, followed, in_chains, iterate, through
+from lipflow.flows.weight import Weight
+
+
+class _Again:
+    """Around a second computation of the same: nothing moves the vectors of norms, and nothing has moved them since."""
+
+    def __init__(self, hold: Hold, weights: Sequence[Weight]) -> None:
+        self.hold, self.weights = hold, weights
+        self.versions = [weight.u._version for weight in weights]
+
+    def __enter__(self) -> None:
+        if self.versions != [weight.u._version for weight in self.weights]:
+            raise RuntimeError(
+                "with checkpoint_activations, a forward pass in training must be followed by its backward pass: "
+                "another one has moved the step sizes since"
+            )
+        self.hold.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self.hold.__exit__()
 
 
 class Network(Lipschitz):
@@ -66,7 +87,7 @@ class Network(Lipschitz):
         weights = followed(self)
         iterate(weights)
         with Hold(weights):
-            return self._sparing(layers, x) if self.checkpoint_activations else through(layers, x)
+            return self._sparing(layers, weights, x) if self.checkpoint_activations else through(layers, x)
 
     def mirrored(self) -> "Network":
         """The network whose scores are the mean over an image and its mirror image, made of the same modules.
@@ -93,11 +114,12 @@ class Network(Lipschitz):
             raise TypeError(f"images are uint8, or floats in [0, 1], not {x.dtype}")
         return x
 
-    def _sparing(self, layers: list[nn.Module], x: Tensor) -> Tensor:
+    def _sparing(self, layers: list[nn.Module], weights: list[Weight], x: Tensor) -> Tensor:
         """Through all layers, keeping what passes between segments of about √n of n layers only."""
+        again = _Again(Hold(self.modules()), weights)
 
-        def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-            return nullcontext(), Hold(self.modules())
+        def contexts() -> tuple[AbstractContextManager[None], _Again]:
+            return nullcontext(), again
 
         length = math.isqrt(len(layers) - 1) + 1
         for first in range(0, len(layers), length):
