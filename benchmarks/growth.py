@@ -28,7 +28,7 @@ ROWS: dict[str, list[dict[str, int | bool]]] = {
 
 
 def peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
 
 
 def step(depth: int, channels: int, batch: int, size: int, inner: int, checkpoint: bool) -> dict[str, float]:

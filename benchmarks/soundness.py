@@ -24,6 +24,8 @@ from lipflow.certificate import from_logits
 from lipflow.frozen.primitive import Descent
 from lipflow.rounding import down
 
+PAPER = ("cpl-s", "cpl-m", "cpl-l", "cpl-xl")
+
 
 def estimated(frozen: lipflow.Frozen) -> list[Descent]:
     """The same network with steps from 500 power iterations, as if the estimate were the norm: for comparison only."""
@@ -57,9 +59,12 @@ def main() -> None:
     if arguments.run:
         from lipflow.train import load_run
 
-        network = load_run(arguments.run)[1]
+        run, network = load_run(arguments.run)
+        model = run.model
+        if model not in PAPER or run.sizes:
+            parser.error(f"{arguments.run} is a {model}; only {', '.join(PAPER)} have a literal form")
     else:
-        network = lipflow.build("cpl-s")
+        model, network = "cpl-s", lipflow.build("cpl-s")
     start = time.perf_counter()
     frozen = lipflow.freeze(network)
     freezing = time.perf_counter() - start
@@ -74,7 +79,7 @@ def main() -> None:
     rounding = 1 - float(sound.radius.mean() / exact.radius.mean())
     gap = 1 - float(exact.radius.mean() / loose.radius.mean())
 
-    plain = literal("cpl-s").eval()
+    plain = literal(model).eval()
     certifying = arguments.images / best_of(lambda: lipflow.certify(frozen, images))
     evaluating = arguments.images / best_of(lambda: plain(images))
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 import lipflow
 from lipflow import Domain, ExplicitEuler, Flow, ImplicitEuler, Midpoint
-from lipflow.flows import Convex, DenseWeight, Field, Step, Weight
-from lipflow.flows.cell import Both, Cell
+from lipflow.flows import Both, Cell, Convex, DenseWeight, Field, Step, Weight
 from lipflow.rounding import mul_up
 
 
