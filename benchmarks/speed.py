@@ -3,7 +3,7 @@
     python benchmarks/speed.py                    # cpl-s, batch 256: about five minutes on two cores
     python benchmarks/speed.py --batch 64 --rounds 1
 
-Claims, on cpl-s at batch 256 and two cores: a training step is at least 3 times faster, at no more than 60% of the peak
+Claims, on cpl-s at batch 256 and two cores: a training step is at least 4 times faster, at no more than 60% of the peak
 memory; float32 evaluation is at least twice as fast; certifying in float64 is no slower than the literal evaluation in
 float32; and a training step reaches 60% of a roofline measured here: the same matrix products, each activation read and
 written once, and nothing else. Beside it, the step with products in bfloat16 (`--precision bfloat16`).

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from experiments.provenance import of_test
 from experiments.scale import GRID, Scale
 from lipflow.attack import PGD, pgd
 from lipflow.commands.attack import Attack, attack
@@ -60,13 +61,9 @@ def training(folder: Path) -> dict[str, Any]:
 
 def certified(folder: Path, scale: Scale) -> dict[str, Any]:
     """Of the test images that the scale asks for, certified unless they were."""
-    everything = read(folder, folder.name)
-    wanted = len(_data(everything.record.run).test.images[: scale.images])
-    found = everything.certificate
-    if found is None or (found.split, len(found.truth)) != ("test", wanted) or found.which == "best":
-        certify(Certify(folder, images=scale.images))
-        found = read(folder, folder.name).certificate
-    assert found is not None
+    run = Record.read(folder).run
+    wanted = len(_data(run).test.images[: scale.images])
+    found = of_test(folder, wanted, lambda: certify(Certify(folder, images=scale.images)))
     return {
         "images": len(found.truth),
         "clean": accuracy(found.right),
@@ -82,9 +79,8 @@ def certified(folder: Path, scale: Scale) -> dict[str, Any]:
 def attacked(folder: Path, scale: Scale) -> dict[str, Any]:
     found = read(folder, folder.name)
     assert found.certificate is not None
-    wanted = len(found.certificate.truth[: scale.attacked])
-    done = {} if found.outcome is None else found.outcome.standing
-    if not set(scale.attacked_at) <= set(done) or len(done[scale.attacked_at[0]]) != wanted:
+    wanted, held = len(found.certificate.truth[: scale.attacked]), found.outcome
+    if held is None or not set(scale.attacked_at) <= set(held.standing) or len(held) != wanted:
         attack(Attack(folder, epsilon=scale.attacked_at, images=scale.attacked, gallery=0))
         found = read(folder, folder.name)
     assert found.outcome is not None

@@ -1,8 +1,12 @@
 """Where a result comes from: the runs say where they were made, and the result where it was put together."""
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lipflow.report.evidence import Certificate
 
 
 def provenance(command: str) -> dict[str, Any]:
@@ -18,6 +22,21 @@ def provenance(command: str) -> dict[str, Any]:
     device = "" if known["device"] == "cpu" else f", {known['device']}"
     day = time.strftime("%Y-%m-%d", time.gmtime())
     return {"commit": known["commit"], **versions, "machine": machine + device, "command": command, "day": day}
+
+
+def of_test(folder: Path, images: int, certify: Callable[[], object]) -> "Certificate":
+    """The certificate of so many test images by the final network of a run, made by `certify` unless it is there.
+
+    One of validation images, of fewer images or of the best network may stand in its place.
+    """
+    from lipflow.report.evidence import read
+
+    held = read(folder, folder.name).certificate
+    if held is None or (held.split, len(held.truth)) != ("test", images) or held.which == "best":
+        certify()
+        held = read(folder, folder.name).certificate
+    assert held is not None
+    return held
 
 
 def origin(runs: Sequence[Mapping[str, Any]]) -> str:

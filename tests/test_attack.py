@@ -327,8 +327,11 @@ def test_one_radius_needs_no_list():
 def test_parameters_learn_again_after_an_attack():
     model, x = lipflow.build("cpl-digits").train(), torch.rand(2, 1, 8, 8)
     frozen = next(model.parameters()).requires_grad_(False)
-    before = [p.requires_grad for p in model.parameters()]
+    before, during = [p.requires_grad for p in model.parameters()], []
+    model.register_forward_hook(lambda *_: during.append(any(p.requires_grad for p in model.parameters())))
     pgd(model, x, torch.zeros(2, dtype=torch.int64), "0.5")
+    assert during
+    assert not any(during)
     assert [p.requires_grad for p in model.parameters()] == before
     assert not frozen.requires_grad
     assert all(p.grad is None for p in model.parameters())

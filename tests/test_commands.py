@@ -196,7 +196,7 @@ ATTACK = ["attack", "RUN", "--epsilon", "0.5", "1", "--steps", "2", "--gallery",
     ],
 )
 def test_whoever_is_interrupted_goes_on(run, words, size, work, written, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("LIPFLOW_DATA", str(tmp_path))
+    monkeypatch.setattr("lipflow.data.network.own_cache", lambda: tmp_path)
     words = [str(run) if word == "RUN" else word for word in words]
     assert cli.main(["certify", str(run), "--images", "35"]) == 0
     monkeypatch.setattr(f"lipflow.{size}", 10)
@@ -228,7 +228,7 @@ def test_whoever_is_interrupted_goes_on(run, words, size, work, written, tmp_pat
 
 
 def test_a_part_is_taken_only_for_itself(tmp_path, monkeypatch):
-    monkeypatch.setenv("LIPFLOW_DATA", str(tmp_path))
+    monkeypatch.setattr("lipflow.data.network.own_cache", lambda: tmp_path)
     calls = []
 
     def work(x, y):
@@ -253,7 +253,7 @@ def test_a_part_is_taken_only_for_itself(tmp_path, monkeypatch):
 
 def test_what_cannot_be_kept_is_done_all_the_same(tmp_path, monkeypatch):
     (tmp_path / "parts").write_text("a file where a folder should be")
-    monkeypatch.setenv("LIPFLOW_DATA", str(tmp_path))
+    monkeypatch.setattr("lipflow.data.network.own_cache", lambda: tmp_path)
     (part,) = Kept("").through(lambda x: {"x": x}, [torch.arange(3)], 5, "")
     assert part["x"].tolist() == [0, 1, 2]
 

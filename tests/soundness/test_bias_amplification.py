@@ -197,6 +197,22 @@ def test_subnormal_steps_are_refused():
                 check.KINDS[kind](dict(entry, name="relu", map=dict(geometry=None)), tensors, Fraction(1))
 
 
+def test_layers_that_would_run_for_ever_are_refused():
+    eye, skew = torch.eye(2, dtype=torch.float64), torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
+    bias = torch.zeros(2, dtype=torch.float64)
+    with pytest.raises(ValueError, match="proximal"):
+        primitive.Proximal(Map.of(Dense(eye)), bias, 0.5, "relu", 0.5, primitive.MOST_STEPS + 1, False)
+    with pytest.raises(ValueError, match="series"):
+        primitive.Series(Map.of(Dense(skew)), 1.0, primitive.MOST_TERMS + 1)
+    proximal = dict(h=0.5, tau=0.5, iterations=primitive.MOST_STEPS + 1, reflect=False, name="relu")
+    series = dict(h=1.0, terms=primitive.MOST_TERMS + 1)
+    for kind, entry, weight in (("proximal", proximal, eye), ("series", series, skew)):
+        with pytest.raises(check.Rejected, match="needs"):
+            check.KINDS[kind](
+                dict(entry, map=dict(geometry=None)), dict(weight=weight.numpy(), bias=bias.numpy()), Fraction(1)
+            )
+
+
 def test_pixels_that_a_processor_may_read_as_nothing_are_priced():
     frozen = lipflow.freeze(nn.Sequential(nn.ReLU()), in_shape=(2,))
     assert frozen.rounding >= 2 * 2.0**-126

@@ -64,7 +64,7 @@ def certify(arguments: Certify) -> int:
             seconds = time.perf_counter() - start
             print(f"froze {run.model}: {len(frozen.primitives)} primitives, every norm bounded, in {seconds:.1f} s")
             print(f"L = {frozen.lipschitz:.12g}, rounding at most E = {frozen.rounding:.2e} over all images")
-        kept = Kept(f"certify {frozen.digest} {frozen.rounding!r} {frozen.pair_bounds.tolist()}")
+        kept = Kept(f"the scores of {frozen.digest}")
         certificates = over_ranks(frozen, images, ranks, kept)
         if certificates is None:
             return 0
@@ -76,18 +76,25 @@ def certify(arguments: Certify) -> int:
 
 
 def over_ranks(frozen: "Frozen", images: "Tensor", ranks: "Ranks", kept: Kept) -> "Certificates | None":
-    """Certify each rank's part; all rows on the first rank, None on the others."""
+    """Certify each rank's part; all rows on the first rank, None on the others.
+
+    Scores may come from before an interruption; the radii that are written are derived from them here and now.
+    """
     import torch
 
-    from lipflow.certificate import Certificates
+    from lipflow.certificate import from_logits
     from lipflow.frozen import certify
     from lipflow.frozen.network import CHUNK
 
     mine = images[ranks.share(torch.arange(len(images)))]
-    parts = ranks.gather(kept.through(lambda x: vars(certify(frozen, x)), [mine], CHUNK, "certifying", ranks.first))
+
+    def scores(x: "Tensor") -> "dict[str, Tensor]":
+        return {"logits": certify(frozen, x).logits}
+
+    parts = ranks.gather(kept.through(scores, [mine], CHUNK, "certifying", ranks.first))
     if not ranks.first:
         return None
-    return Certificates.cat([Certificates(**part) for part in parts])
+    return from_logits(torch.cat([part["logits"] for part in parts]), frozen.pair_bounds, frozen.rounding)
 
 
 def show(certificates: "Certificates", truth: "Tensor", radii: dict, title: str) -> None:

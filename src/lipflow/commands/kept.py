@@ -1,7 +1,8 @@
 """Work on many images, part by part; parts are kept until all of it is done, so that none is done twice.
 
 A command that was interrupted, and is typed again, takes up the parts that it finds. A part is known by a digest of all
-that it depends on, our own sources included, and lies in the user's cache: a run's folder may come from a stranger.
+that it depends on, our own sources included, and lies in the user's own cache: the folder of a run may come from a
+stranger, and one for downloads ($LIPFLOW_DATA) may be shared.
 """
 
 import contextlib
@@ -30,12 +31,12 @@ class Kept:
     def __init__(self, about: str) -> None:
         import torch
 
-        from lipflow.data.network import cache_dir
+        from lipflow.data.network import own_cache
 
         sha = hashlib.sha256(f"{about}, torch {torch.__version__}".encode())
         for source in sorted(Path(lipflow.__file__).parent.rglob("*.py")):
             sha.update(source.read_bytes())
-        self.folder = cache_dir() / "parts" / sha.hexdigest()
+        self.folder = own_cache() / "parts" / sha.hexdigest()
 
     def through(
         self, work: "Callable[..., Columns]", rows: "Sequence[Tensor]", size: int, verb: str, shown: bool = True

@@ -20,6 +20,11 @@ def cache_dir() -> Path:
     """The folder for downloads: $LIPFLOW_DATA if set, else the user's cache (~/.cache/lipflow on Linux)."""
     if chosen := os.environ.get("LIPFLOW_DATA"):
         return Path(chosen)
+    return own_cache()
+
+
+def own_cache() -> Path:
+    """The user's cache (~/.cache/lipflow on Linux), where nobody else writes."""
     return Path(_pooch().os_cache("lipflow"))
 
 

@@ -37,8 +37,6 @@ from lipflow.rounding import TINY, down
 Lowered = Iterator[Primitive]
 Module = TypeVar("Module", bound=nn.Module)
 
-MOST_STEPS = 10_000  # a proximal layer that needs more is too stiff to run
-
 
 def lower(module: nn.Module, shape: Shape, name: str) -> Lowered:
     """The primitives of a module on inputs of a shape; what cannot be run in certified arithmetic is refused."""
@@ -124,7 +122,7 @@ def _proximal(cell: cells.Proximal, shape: Shape) -> Lowered:
     held, bias, name = _potential(cell.field, shape)
     tau = down(2 / (2 + Fraction(cell.h) * Fraction(held.norm) ** 2))
     iterations = max(1, math.ceil(math.log(cells.UNSOLVED) / math.log1p(-tau))) if tau < 1 else 1
-    if iterations > MOST_STEPS:
+    if iterations > primitive.MOST_STEPS:
         raise ValueError(f"h‖W‖² = {cell.h * held.norm**2:.3g} would take {iterations} steps to solve; use a smaller h")
     yield primitive.Proximal(held, bias, cell.h, name, tau, iterations, cell.reflect)
 

@@ -27,6 +27,7 @@ from lipflow.rounding import TINY, U, gamma, in_range, norm_up, sqrt_up, up
 
 # Exact in floating point, fixing 0, with slopes in [0, 1].
 SIGMA: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "hardtanh": F.hardtanh}
+MOST_STEPS, MOST_TERMS = 10_000, 1000  # a layer that needs more is too stiff to run, and refused by both programs
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +124,7 @@ class Proximal(Primitive):
     reflect: bool
 
     def __post_init__(self) -> None:
-        steps = TINY <= self.h < math.inf and TINY <= self.tau <= 1 and self.iterations >= 1
+        steps = TINY <= self.h < math.inf and TINY <= self.tau <= 1 and 1 <= self.iterations <= MOST_STEPS
         require(self.name in SIGMA and steps, self)
 
     def fits(self, shape: Shape) -> bool:
@@ -179,7 +180,7 @@ class Series(Primitive):
     terms: int
 
     def __post_init__(self) -> None:
-        require(1000 * TINY <= self.h < math.inf and 1 <= self.terms <= 1000 and is_skew(self.map), self)
+        require(1000 * TINY <= self.h < math.inf and 1 <= self.terms <= MOST_TERMS and is_skew(self.map), self)
 
     def fits(self, shape: Shape) -> bool:
         return shape == self.map.op.in_shape
