@@ -1,10 +1,10 @@
 """How do the time and the memory of a training step grow with depth, channels, batch and image size?
 
     python benchmarks/growth.py                   # about ten minutes on two cores
-    python benchmarks/growth.py --only depth      # with the figure of memory against depth (--figure docs/memory.png)
+    python benchmarks/growth.py --only depth      # with the figure of memory against depth (--figure PATH)
 
-Claims: the step of a network of 1000 convolutional layers (30 channels, 32×32, batch 128) takes less than 6 GB, and
-with --checkpoint-activations memory grows like the square root of the depth; time grows in proportion to each.
+Aims: the step of a network of 1000 convolutional layers (30 channels, 32×32, batch 128) takes less than 6 GB, and
+with --checkpoint-activations memory grows like the square root of the depth; time grows in proportion to each, at most.
 
 Each row is a process of its own, run with the settings of the command line program; memory is the greatest resident
 size, less that of the same process before the network was built. Time is of one step, after one of two images.

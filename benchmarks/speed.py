@@ -3,7 +3,7 @@
     python benchmarks/speed.py                    # cpl-s, batch 256: about five minutes on two cores
     python benchmarks/speed.py --batch 64 --rounds 1
 
-Claims, on cpl-s at batch 256 and two cores: a training step is at least 4 times faster, at no more than 60% of the peak
+Aims, on cpl-s at batch 256 and two cores: a training step is at least 4 times faster, at no more than 60% of the peak
 memory; float32 evaluation is at least twice as fast; certifying in float64 is no slower than the literal evaluation in
 float32; and a training step reaches 60% of a roofline measured here: the same matrix products, each activation read and
 written once, and nothing else. Beside it, the step with products in bfloat16 (`--precision bfloat16`).
@@ -167,7 +167,7 @@ TASKS = {
     "certifying": certifying,
 }
 
-# What is claimed: a ratio of times, or of peak memory, and the least it should be
+# The aims: a ratio of times, or of peak memory, and the least it should be
 RATIOS = [
     ("a training step against the literal one", "literal training", "lipflow training", "seconds", 4.0),
     ("the same in bfloat16", "literal training", "lipflow training, bfloat16", "seconds", 4.0),
@@ -211,9 +211,9 @@ def main() -> None:
         rate = arguments.batch / row["seconds"]
         table.add_row(task, f"{row['seconds']:.3g}", f"{rate:.1f}", f"{row['megabytes']:.0f}")
     console.print(table)
-    table = Table("ratio", "measured", "claimed")
-    for label, over, under, key, claimed in RATIOS:
-        table.add_row(label, f"{found[over][key] / found[under][key]:.2f}", f"≥ {claimed:.2f}")
+    table = Table("ratio", "measured", "aim")
+    for label, over, under, key, aim in RATIOS:
+        table.add_row(label, f"{found[over][key] / found[under][key]:.2f}", f"≥ {aim:.2f}")
     console.print(table)
     console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}")
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import lipflow
 from lipflow import Domain, ExplicitEuler, Flow, ImplicitEuler, Midpoint
-from lipflow.flows import Both, Cell, Convex, DenseWeight, Field, Step, Weight
+from lipflow.flows import Both, Cell, Convex, DenseWeight, Field, Step
 from lipflow.rounding import mul_up
 
 
@@ -38,10 +38,10 @@ class LogSumExp(Convex):
     """The field -∇f of f(x) = log Σ exp(wᵢ·x + bᵢ), a soft maximum of planes: ∇f(x) = Wᵀ softmax(Wx + b).
 
     ∇²f = Wᵀ(diag(p) - ppᵀ)W, and 0 ⪯ diag(p) - ppᵀ ⪯ ½ for probabilities p: f is convex and ½‖W‖²-smooth. As ‖p‖ ≤ 1,
-    ‖∇f‖ ≤ ‖W‖ everywhere.
+    ‖∇f‖ ≤ ‖W‖ everywhere. W is a matrix: of a convolution, each position would have its own p.
     """
 
-    def __init__(self, weight: Weight) -> None:
+    def __init__(self, weight: DenseWeight) -> None:
         super().__init__()
         self.weight = weight
         self.bias = nn.Parameter(torch.zeros(weight.channels[1]))

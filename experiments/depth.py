@@ -45,8 +45,8 @@ def trains(label: str):
 def no_gain(rows: Rows) -> Verdict:
     """The deepest is not above the shallowest."""
     shallow, *_, deep = sorted(rows.measured, key=layers)
-    verdict = above(rows, (deep, "validation"), (shallow, "validation"))
-    return holds(verdict.outcome != "seen", verdict.evidence)
+    gain = above(rows, (deep, "validation"), (shallow, "validation"))
+    return gain._replace(outcome={SEEN: NOT_SEEN, NOT_SEEN: SEEN}.get(gain.outcome, gain.outcome))
 
 
 def late_start(rows: Rows) -> Verdict:

@@ -142,7 +142,7 @@ def layers(figure: "Figure", result: Result) -> None:
 
 
 def bars(title: str, unit: str) -> Drawing:
-    """One column as bars, a bar a row, and the paper's number as a cross where it has one."""
+    """One column as bars, a bar a row."""
 
     def draw(figure: "Figure", result: Result) -> None:
         figure.set_size_inches(5.2, 3.6)

@@ -1,7 +1,7 @@
 """What is measured of a finished run, each kept in its folder and not measured again.
 
 certified    test images certified by the frozen network: clean, certified at every ε of the grid, L and E
-attacked     L2-PGD against the frozen network, as the paper runs it
+attacked     L2-PGD against the frozen network, as the authors run it
 live         L2-PGD against the live network in float32: for relaxed steps, whose L certifies next to nothing
 effective    how much of L is used: the slope of margins at test images, from below
 gradient     the norm of the loss's gradient before each layer, at the first step and at the last

@@ -67,8 +67,8 @@ def _source(test: str, seconds: int) -> dict[str, Any]:
         command=shlex.join(["pytest", "-m", "campaign", "-k", test, "tests/soundness"]),
         seconds=seconds,
         date=f"{datetime.now(timezone.utc):%Y-%m-%d}",
-        machine=os.environ.get("LIPFLOW_MACHINE", f"{platform.machine()}, {os.cpu_count()} cores"),
-        commit=os.environ.get("LIPFLOW_COMMIT") or _commit(),
+        machine=f"{os.cpu_count()} cores ({platform.machine()})",
+        commit=_commit(),
         versions=_versions(),
     )
 

@@ -238,12 +238,12 @@ def pairs_never_stretched(name: str, trained: bool) -> None:
 
 
 def gradients_are_right(name: str) -> None:
-    """Derivatives in the input and in every parameter, against finite differences."""
+    """Derivatives in the input and in every parameter, backward and forward, against finite differences."""
     if not LAYERS[name].solved:
         return
     layer = make(name)
     x = inputs(name, 2, seed=4)
-    assert torch.autograd.gradcheck(layer, (x.requires_grad_(),))
+    assert torch.autograd.gradcheck(layer, (x.requires_grad_(),), check_forward_ad=True)
     names = [n for n, p in layer.named_parameters() if p.requires_grad]
     if names:
         values = tuple(p.detach().clone().requires_grad_() for p in layer.parameters() if p.requires_grad)
@@ -251,7 +251,7 @@ def gradients_are_right(name: str) -> None:
         def of_parameters(*parameters: Tensor) -> Tensor:
             return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x.detach(),))
 
-        assert torch.autograd.gradcheck(of_parameters, values)
+        assert torch.autograd.gradcheck(of_parameters, values, check_forward_ad=True)
 
 
 def adjoints_are_exact(name: str) -> None:

@@ -212,7 +212,7 @@ MUTANTS = [
         [
             Edit(
                 NETWORK,
-                "(Fraction(widest) + Fraction(total) * radius + 2 * error)",
+                "(Fraction(widest) + Fraction(total) * radius + 4 * error)",
                 "(Fraction(widest) + 2 * error)",
             )
         ],
@@ -338,6 +338,11 @@ MUTANTS = [
             Edit("check.py", "Fraction(1), Fraction(x.size, 2**126),", "Fraction(1), Fraction(0),"),
         ],
         [f"{SOUNDNESS}/test_bias_amplification.py", "-k", "pixels"],
+    ),
+    Mutant(
+        "phases of the checker that wrap around at 2⁶³",
+        [Edit("check.py", 'axis["dilation"] * j % turn]', 'axis["dilation"] * j]')],
+        ["tests/test_check.py", "-k", "far_taps"],
     ),
     Mutant(
         "tensors changed in place unnoticed",

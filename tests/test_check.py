@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from torch import nn
 
 import lipflow
 from lipflow import blocks, check, record
+from lipflow.operators.fourier import phases
 from tests import contract
 from tests.frozen.test_network import FREEZABLE
 
@@ -50,6 +52,47 @@ def test_accepts_every_kind_of_layer(name, tmp_path):
     shape = contract.LAYERS[name].shape
     _certificate(tmp_path, nn.Sequential(contract.make(name, trained=True), nn.Flatten()), shape, count=5)
     check.check(tmp_path, full=True)
+
+
+def test_accepts_a_network_of_nothing(tmp_path):
+    _certificate(tmp_path, nn.Identity(), (10,))
+    check.check(tmp_path, full=True)
+
+
+def test_accepts_a_wide_orthogonal_matrix(tmp_path):
+    """Its Cholesky factor is small, as all that is left of μI - WWᵀ is rounding: the checker's μ must know that."""
+    torch.manual_seed(0)
+    v = nn.functional.normalize(torch.randn(2304, dtype=torch.float64), dim=0)
+    layer = nn.Linear(2304, 2304, bias=False, dtype=torch.float64)
+    layer.weight = nn.Parameter(torch.eye(2304, dtype=torch.float64) - 2 * v[:, None] * v)
+    _certificate(tmp_path, nn.Sequential(layer, blocks.Truncate(2)), (2304,), count=2)
+    check.check(tmp_path)
+
+
+@pytest.mark.parametrize("dilation", [3, 2**31, 2**45 + 1, 2**62 - 1])
+def test_phases_of_far_taps_are_exact_in_both_programs(dilation):
+    """Integers of 64 bits would wrap around, and a symbol be read at another frequency than its own."""
+    side, kernel = 2**28 + 3, np.array([0.0, 1.0]).reshape(1, 1, 2, 1)
+    found = check.symbols_of(kernel, [dict(dilation=dilation), dict(dilation=1)], [(side, 1, 1), (4, 1, 1)], (1, 0))
+    cosine, sine = phases((2, 1), (dilation, 1), (side, 4), (torch.arange(6), torch.arange(4)), (1, 0))
+    for f, symbol in zip(range(6), found, strict=False):
+        angle = 2 * math.pi * float(Fraction((2 * f + 1) * dilation % (2 * side), 2 * side))
+        expected = [math.cos(angle), math.sin(angle)]
+        assert symbol[0, :, 0] == pytest.approx(expected, rel=0, abs=1e-14)
+        assert [float(cosine[1, f, 0]), float(sine[1, f, 0])] == pytest.approx(expected, rel=0, abs=1e-14)
+
+
+@pytest.mark.parametrize(
+    "torus", [[[2**29, 0], [10, 0]], [[10, 0], [10, 1.0]], [[0, 0.0], [10, 1]], [[10, True], [10, 0]]]
+)
+def test_sides_and_twists_are_whole_numbers_of_a_size(torus):
+    geometry = dict(
+        in_size=[8, 8], padding=[[1, 1], [1, 1]], padding_mode="zeros", stride=[1, 1], dilation=[1, 1], groups=1
+    )
+    w = check.Linear(np.ones((1, 1, 3, 3)), geometry)
+    check.verify_norm(w, dict(norm=9.5, torus=[[10, 0], [10, 1]]), "it")
+    with pytest.raises(check.Rejected, match="no torus has sides"):
+        check.verify_norm(w, dict(norm=9.5, torus=torus), "it")
 
 
 def test_a_users_own_network(tmp_path):
@@ -221,7 +264,7 @@ def test_a_norm_stated_too_high_costs_the_radii(copied):
         (dict(radius=lambda r: np.where(np.arange(len(r)) == 7, r + 1e-9, r)), "image 7: R = "),
         (dict(radius=lambda r: np.full_like(r, np.nan)), "image 0: R = nan is more than can be derived"),
         (dict(radius=lambda r: np.full_like(r, np.inf)), "more than can be derived"),
-        (dict(label=lambda y: (y + 1) % 10), "label is not that of the greatest score"),
+        (dict(label=lambda y: (y + 1) % 10), "a label has not the greatest score"),
         (dict(logits=lambda f: f + 1e-6 * np.arange(10)), "more than can be derived|not those|label"),
         (dict(logits=lambda f: f[:, ::-1] * 1.0), "label is not"),
         (dict(images=lambda x: 255 - x), "not those of this network"),

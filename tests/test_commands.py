@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 
@@ -43,6 +44,46 @@ def test_certify_check_attack(run, capsys):
     assert len(outcome["clean"]) == len(outcome["standing"]["0.5"]) == 20
     assert len(outcome["certificate"]) == 64
     assert sum(outcome["standing"]["0.5"]) <= sum(outcome["standing"]["36/255"]) <= sum(outcome["clean"])
+
+
+@pytest.mark.parametrize("file", ["frozen.safetensors", "certified.npz", "certificate.json"])
+def test_a_certificate_stays_until_another_is_whole(run, file, monkeypatch, capsys):
+    """The disk may be full at any of the three files."""
+    assert cli.main(["certify", str(run), "--images", "40"]) == 0
+    fsync = os.fsync
+
+    def full(number):
+        if file in os.readlink(f"/proc/self/fd/{number}"):
+            raise OSError(28, "No space left on device")
+        return fsync(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert cli.main(["certify", str(run), "--images", "20"]) == 2
+    assert "No space left" in capsys.readouterr().err
+    assert cli.main(["check", str(run)]) == 0
+    assert "accepted: 40 radii" in capsys.readouterr().out
+    assert not list(run.glob(".*.part"))
+
+
+def test_images_that_changed_since_the_training_are_not_certified_unawares(tmp_path, capsys):
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    pixels = np.random.default_rng(0).integers(0, 256, (31, 8, 8, 3), dtype=np.uint8)
+    for i, picture in enumerate(pixels):
+        path = tmp_path / "images" / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.fromarray(picture).save(path)
+    path.rename(tmp_path / "later.png")
+    folder, where = str(tmp_path / "run"), ["--data-dir", str(tmp_path / "images")]
+    words = ["--model", "cpl-digits", "--data", "folder", *where, "--out", folder, *TINY]
+    assert cli.main(["train", *words]) == 0
+    assert cli.main(["certify", folder]) == 0
+    assert "not those" not in capsys.readouterr().out
+    (tmp_path / "later.png").rename(path)
+    assert cli.main(["certify", folder]) == 2
+    assert "the test images are not those that were there when" in capsys.readouterr().err
+    assert cli.main(["certify", folder, *where]) == 0
+    assert "the test images are not those that were there when" in capsys.readouterr().out
 
 
 def test_a_gallery_is_attacked_inside_and_outside_of_its_balls(run):
@@ -90,6 +131,8 @@ def test_an_interrupted_gallery_costs_only_the_gallery(run, monkeypatch, capsys)
     assert (outcome["steps"], list(outcome["standing"]), len(outcome["clean"])) == (2, ["0.25"], 30)
     assert "examples" not in outcome
     assert [path.name for path in run.glob("*attack*")] == ["attack.json"]  # no old examples, no half of a file
+    assert cli.main(["attack", str(run), "--epsilon", "0.25", "--steps", "2", "--gallery", "9"]) == 0
+    assert "30 of 30 images were done before an interruption" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -121,6 +164,13 @@ def test_a_certificate_without_a_run_is_attacked(tmp_path, capsys):
     assert list(json.loads((tmp_path / "attack.json").read_text())["standing"]) == ["36/255", "72/255", "108/255"]
     assert cli.main(["attack", str(tmp_path / "none")]) == 2
     assert "holds no certificate" in capsys.readouterr().err
+
+
+def test_a_certificate_of_vectors_is_attacked(tmp_path):
+    frozen, x = lipflow.freeze(torch.nn.Linear(6, 3), in_shape=(6,)), torch.rand(4, 6)
+    certificates = lipflow.certify(frozen, x)
+    lipflow.record.write(tmp_path, frozen, certificates, x, certificates.label.int())
+    assert cli.main(["attack", str(tmp_path), "--steps", "1", "--gallery", "2"]) == 0
 
 
 def test_a_changed_certificate_is_not_attacked(run, capsys):

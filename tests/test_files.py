@@ -3,8 +3,9 @@
 import os
 
 import pytest
+import torch
 
-from lipflow.files import write_atomic
+from lipflow.files import save_tensors, write_atomic
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):
@@ -19,6 +20,11 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         write_atomic(path, fail)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_tensors_that_cannot_be_written_are_an_error_of_the_system(tmp_path):
+    with pytest.raises(OSError, match="cannot be written"):
+        save_tensors({"x": torch.zeros(1)}, tmp_path / "no folder" / "x")
 
 
 def test_two_processes_that_write_at_once_leave_the_file_of_one(tmp_path, monkeypatch):

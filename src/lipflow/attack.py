@@ -1,4 +1,4 @@
-"""Attacks: L2-PGD as the paper runs it, and the nearest adversarial image that it leads to.
+"""Attacks: L2-PGD as the paper's authors run it, and the nearest adversarial image that it leads to.
 
 A model is any function of pixels in [0, 1] that torch can differentiate  # (batch, channels, height, width) to
 (batch, classes): a live network, or a Frozen one in float64.
@@ -31,7 +31,7 @@ _ATTACK = 4  # the purpose of these random numbers: Note [counter-based randomne
 
 @dataclass(frozen=True)
 class PGD:
-    """How hard to try: `steps` steps of `stride`·ε, `restarts` times from a random start. The defaults are the paper's.
+    """How hard to try: `steps` steps of `stride`·ε, `restarts` times from a random start. By default as the authors do.
 
     Random numbers depend on (seed, restart, index of the image) alone. `batch` images are attacked at a time.
     """

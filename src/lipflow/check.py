@@ -103,7 +103,9 @@ def verify_band(diagonal, below, product, ceiling, name):
     q, q): Cholesky of μI - G for a μ that leaves room for rounding."""
     strips, q = diagonal.shape[1:3]
     length, band, entries = min(strips, 2) * q, min(strips, 3) * q, np.arange(q)
-    mu = float(ceiling - product - (gamma(length) + 8 * U) * strips * q * ceiling)
+    least = Fraction(float(np.trace(diagonal, axis1=-2, axis2=-1).sum(-1).min()))
+    room = gamma(length) * (strips * q * ceiling - least) + 8 * U * strips * q * ceiling
+    mu = float(ceiling - product - room)
     require(mu >= 2.0**-900, f"{name}: the claimed norm is below what can be proved")
     shifted = -mirror(diagonal)
     shifted[..., entries, entries] += mu
@@ -173,9 +175,8 @@ def verify_norm(w, claim, name):
         verify_gram(weight[None], norm**2, name)
         return
     (rows, columns), exact = w.axes, [not w.circular and list(side) == [0, 0] for side in claim["torus"]]
-    require(
-        len(exact) == 2 and exact[0] >= exact[1], f"{name}: a torus has two axes, and the second alone is not exact"
-    )
+    whole = all(type(n) is int and n < 2**29 for side in claim["torus"] for n in side)
+    require(whole and len(exact) == 2 and exact[0] >= exact[1], f"{name}: no torus has sides {claim['torus']}")
     kernels = weight.reshape(w.groups, -1, *weight.shape[1:])
     if all(exact):
         for kernel in kernels:
@@ -228,11 +229,13 @@ def symbols_of(kernel, axes, tori, twist):
     out, grouped, height, width = kernel.shape
     (n1, s1, _), (n2, s2, _) = tori
     c1, c2 = n1 // s1, n2 // s2
+    sizes = zip(axes, (height, width), (2 * n1, 2 * n2), strict=True)  # reduced here, no integer is above 2⁶²
+    taps1, taps2 = (np.array([[axis["dilation"] * j % turn] for j in range(k)]) for axis, k, turn in sizes)
     for f in range((c1 + 1) // 2 if twist[0] else c1 // 2 + 1):
         rows = f + c1 * np.arange(s1)
         columns = (np.arange(c2)[:, None] + c2 * np.arange(s2)).reshape(-1)
-        turn1 = (2 * rows[None] + twist[0]) * (axes[0]["dilation"] * np.arange(height)[:, None])
-        turn2 = (2 * columns[None] + twist[1]) * (axes[1]["dilation"] * np.arange(width)[:, None])
+        turn1 = (2 * rows[None] + twist[0]) * taps1 % (2 * n1)
+        turn2 = (2 * columns[None] + twist[1]) * taps2 % (2 * n2)
         turns = turn1[:, None, :, None] * n2 + turn2[None, :, None, :] * n1
         cosine, sine = unit_circle(turns % (2 * n1 * n2), 2 * n1 * n2)
         parts = []
@@ -300,7 +303,7 @@ class Linear:
         return magnitude.sum((1, 2, 3)), magnitude.reshape(self.groups, -1, *self.weight.shape[1:]).sum((1, 3, 4))
 
     def error(self, dot, reach):
-        return in_range(gamma(dot) * self.spread * reach + dot * self.entries * TINY)
+        return in_range(gamma(dot) * self.spread * reach + dot * self.repeats * self.entries * TINY)
 
     def _windows(self):
         for a in range(self.weight.shape[2]):
@@ -734,7 +737,7 @@ def derive(primitives, in_shape, stated):
 
 def pair_bounds(primitives, total, before, classes):
     """Lipschitz constants of fᵢ - fⱼ, from above, as float64."""
-    last = primitives[-1]
+    last = primitives[-1] if primitives else None
     if type(last) is not Affine or last.map.axes is not None:
         return np.full((classes, classes), up(sqrt_up(Fraction(2)) * total))
     scale = power_of_two(last.map.weight) or 1.0
@@ -765,9 +768,7 @@ def check(folder, full=False, sample=32, seed=None):
         stated = {k: v for k, v in claims.items() if k != "digest"}
         canonical = hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
         require(claims["digest"] == canonical, "certificate.json was changed: its digest does not match")
-        require(
-            set(claims["files"]) == {"frozen.safetensors", "certified.npz"}, "other files than the two have digests"
-        )
+        require(set(claims["files"]) == {"frozen.safetensors", "certified.npz"}, "other files have digests")
         for name, digest in claims["files"].items():
             found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
             require(found == digest, f"{name} was changed: its digest does not match")
@@ -817,9 +818,7 @@ def _check(folder, claims, full, sample, seed):
     require(images.dtype in (np.uint8, np.float16, np.float32, np.float64), "images are bytes or floats")
     byte = images.dtype == np.uint8
     require(byte or ((images >= 0) & (images <= 1)).all(), "an image lies outside of [0, 1]")
-    require(
-        np.isfinite(logits).all() and (label == logits.argmax(1)).all(), "a label is not that of the greatest score"
-    )
+    require(np.isfinite(logits).all() and (label == logits.argmax(1)).all(), "a label has not the greatest score")
     slack = up(4 * sqrt_up(Fraction(2)) * error)
     derived = least_ratio(logits, label, bounds, slack, lambda x: np.nextafter(x, -np.inf))
     for i in np.flatnonzero(~(radius <= derived)):

@@ -1,13 +1,32 @@
 """Files that are whole or not there, and that those may read whom the user's umask lets."""
 
+from __future__ import annotations
+
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file of this process, sync it to the disk, and give it its name in one step."""
+    with filled(path, write) as temporary:
+        temporary.replace(path)
+    with contextlib.suppress(OSError):  # a folder cannot be synced on every system
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@contextlib.contextmanager
+def filled(path: Path, write: Callable[[Path], object]) -> Iterator[Path]:
+    """A temporary file beside `path`, filled by `write` and on the disk; removed at the end, unless it was renamed."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         temporary.touch()
@@ -16,13 +35,17 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
         temporary.chmod(mode)
         with temporary.open("r+b") as file:  # Windows syncs only what it may write
             os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
+        yield temporary
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
-    with contextlib.suppress(OSError):  # a folder cannot be synced on every system
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file; if that fails, it is an OSError, as of any other file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:
+        raise OSError(f"{path} cannot be written: {error}") from None

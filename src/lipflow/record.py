@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from lipflow.certificate import Certificates
-from lipflow.files import write_atomic
+from lipflow.files import filled
 from lipflow.frozen import Frozen
 from lipflow.frozen.linear import Map
 from lipflow.frozen.spectral import Spectral
@@ -33,16 +33,15 @@ def write(
     split: str = "",
     which: str = "",
 ) -> None:
-    """Write the certificate of some images, given as uint8 or float64, and their true labels. The claims come last.
+    """Write the certificate of some images, given as uint8 or float64, and their true labels.
 
+    One that is there stays until all of the new one is on the disk; from there on, the claims go first and come last.
     `split` says which images they are, "test" or "validation", and `which` of a run's networks it is, "final" or
     "best": for whoever reads it.
     """
     frozen.require_untouched()  # or the constants would be of other numbers than the file
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / CLAIMS).unlink(missing_ok=True)  # a half-written certificate claims nothing
-    frozen.save(folder / WEIGHTS)
     columns = dict(images=images, truth=truth, **vars(certificates))
     arrays: dict[str, Any] = {name: column.cpu().numpy() for name, column in columns.items()}
 
@@ -50,13 +49,20 @@ def write(
         with temporary.open("wb") as file:  # to a path of another ending, NumPy would add its own
             np.savez(file, **arrays)
 
-    write_atomic(folder / ROWS, rows)
-    text = json.dumps(claims(folder, frozen, certificates, split, which), indent=1)
-    write_atomic(folder / CLAIMS, lambda temporary: temporary.write_text(text))
+    with filled(folder / WEIGHTS, frozen.save) as weights, filled(folder / ROWS, rows) as table:
+        digests = {WEIGHTS: _sha256(weights), ROWS: _sha256(table)}
+        text = json.dumps(claims(frozen, certificates, digests, split, which), indent=1)
+        with filled(folder / CLAIMS, lambda temporary: temporary.write_text(text)) as said:
+            (folder / CLAIMS).unlink(missing_ok=True)  # a half-written certificate claims nothing
+            weights.replace(folder / WEIGHTS)
+            table.replace(folder / ROWS)
+            said.replace(folder / CLAIMS)
 
 
-def claims(folder: Path, frozen: Frozen, certificates: Certificates, split: str, which: str) -> dict[str, Any]:
-    """Everything that the certificate states, with a digest over all of it."""
+def claims(
+    frozen: Frozen, certificates: Certificates, digests: dict[str, str], split: str, which: str
+) -> dict[str, Any]:
+    """Everything that the certificate states, the digests of its two other files included, with one over all of it."""
     stated = dict(
         schema=1,
         dtype="float64",
@@ -71,9 +77,13 @@ def claims(folder: Path, frozen: Frozen, certificates: Certificates, split: str,
         rounding=frozen.rounding,
         pair_bounds=frozen.pair_bounds.tolist(),
         primitives=[_claim(p, row) for p, row in zip(frozen.primitives, frozen.ledger, strict=True)],
-        files={name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in (WEIGHTS, ROWS)},
+        files=digests,
     )
     return dict(stated, digest=digest(stated))
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def digest(stated: dict[str, Any]) -> str:

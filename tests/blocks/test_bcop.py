@@ -103,3 +103,22 @@ def test_a_first_batch_in_inference_mode_leaves_a_layer_that_can_learn():
 def test_bad_input_is_answered(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+@pytest.mark.parametrize("layer", [lambda: lipflow.bcop_conv(3, 8), lambda: lipflow.bjorck_dense(6, 4)])
+def test_autocast_does_not_round_what_is_orthogonal(layer):
+    torch.manual_seed(0)
+    weight = layer().train().weight
+    shape = (3, 8, 8) if weight.channels[0] == 3 else None
+    expected = weight.operator(shape).weight
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(weight.operator(shape).weight, expected)
+
+
+def test_evaluation_does_not_take_up_another_size():
+    layer = lipflow.bcop_conv(3, 4, in_size=(8, 8)).eval()
+    layer(torch.rand(1, 3, 10, 10))
+    lipflow.lipschitz_bound(layer, in_shape=(3, 10, 10))
+    assert layer.weight.seen.shape == (0, 8, 8)
+    layer.train()(torch.rand(1, 3, 10, 10))
+    assert layer.weight.seen.shape == (0, 10, 10)

@@ -1,4 +1,5 @@
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -46,8 +47,12 @@ def test_pixels_labels_and_order(tmp_path):
     keys = [("train", "ant", "z.PNG"), ("train", "cat", "a.png"), ("train", "cat", "b.png")]
     for image, key in zip(data.train.images, keys, strict=True):
         assert np.array_equal(image.permute(1, 2, 0).numpy(), expected[key])
-    assert np.array_equal(data.validation.images[1].permute(1, 2, 0).numpy(), expected["val", "cat", "1.bmp"])
-    assert np.array_equal(data.test.images[0].permute(1, 2, 0).numpy(), expected["test", "ant", "deeper/1.png"])
+    for split, label, key in (
+        (data.validation, 1, ("val", "cat", "1.bmp")),
+        (data.test, 0, ("test", "ant", "deeper/1.png")),
+    ):
+        (image,) = split.images[split.labels == label]
+        assert np.array_equal(image.permute(1, 2, 0).numpy(), expected[key])
 
 
 def test_validation_is_another_name_for_val(tmp_path):
@@ -70,12 +75,38 @@ def test_class_folders_alone_are_split_80_10_10(tmp_path):
     write_classes(tmp_path, {"a": 30, "b": 20})
     data = load("folder", tmp_path)
     assert [len(split) for split in (data.train, data.validation, data.test)] == [40, 5, 5]
-    assert data.test.labels.tolist() == [0, 0, 0, 1, 1]
+    assert sorted(data.test.labels.tolist()) == [0, 0, 0, 1, 1]
     images = torch.cat([data.train.images, data.validation.images, data.test.images])
     assert len(images.flatten(1).unique(dim=0)) == 50
     more = load("folder", tmp_path, validation=20)
     assert torch.equal(more.test.images, data.test.images)
     assert len(more.validation) == 20
+
+
+@pytest.mark.parametrize("parts", [[""], ["train", "test"], ["train", "val", "test"]], ids=len)
+def test_the_first_of_the_held_out_images_are_of_all_classes(tmp_path, parts):
+    for i, part in enumerate(parts):
+        write_classes(tmp_path / part, dict.fromkeys("abcd", 40), start=1000 * i)
+    data = load("folder", tmp_path)
+    for split in (data.validation, data.test):
+        assert set(split.labels[: len(split) // 2].tolist()) == {0, 1, 2, 3}
+    again = load("folder", tmp_path)
+    assert torch.equal(again.test.images, data.test.images)
+    assert torch.equal(again.test.labels, data.test.labels)
+
+
+def test_a_digest_is_of_the_images_their_labels_and_the_names_of_classes(tmp_path):
+    write_classes(tmp_path, {"a": 10, "b": 10})
+    parts = ("train", "validation", "test")
+    data = load("folder", tmp_path)
+    seen = {data.digest(part) for part in parts}
+    assert {load("folder", tmp_path).digest(part) for part in parts} == seen
+    relabelled = replace(data.test, labels=1 - data.test.labels)
+    for other in (replace(data, test=relabelled), replace(data, class_names=("a", "c"))):
+        assert other.digest("test") not in seen
+    write(tmp_path / "a" / "more.png", seed=99)
+    assert load("folder", tmp_path).digest("train") not in seen
+    assert replace(data, test=data.test.take(torch.arange(0))).digest("test") not in seen
 
 
 def test_hidden_and_other_files_are_skipped(tmp_path):

@@ -149,6 +149,7 @@ def test_depth():
     assert depth.trains("100 layers")(rows(0.4, 0.1)).outcome == SEEN
     assert depth.no_gain(rows(0.4, 0.35)).outcome == SEEN
     assert depth.no_gain(rows(0.3, 0.4)).outcome == NOT_SEEN
+    assert depth.no_gain(rows(0.4, 0.4)).outcome == NOT_JUDGED
 
 
 def test_gradient_and_effective_constant():

@@ -1,12 +1,18 @@
 """The page of certified accuracy per minute, from numbers: what is not run is said, and nothing is made up."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from statistics import mean
 
 import pytest
 
 from experiments import fast
 from experiments.scale import GRID
+from lipflow.report.published import EPSILONS
 from lipflow.train.recipe import CPL_FAST
+
+ROOT = Path(__file__).parents[2]
 
 
 def one(clean: float, certified: float) -> dict:
@@ -61,9 +67,31 @@ def test_what_was_written_down_stays_where_its_run_is_not_here(tmp_path):
     assert fast.known(runs, []) == []
 
 
+def test_the_page_and_the_readme_are_of_the_stored_numbers():
+    stored = json.loads((ROOT / fast.RESULT).read_text())
+    assert (ROOT / fast.PAGE).read_text() == fast.page(stored["rows"], stored["shipped"])
+    readme = (ROOT / "README.md").read_text()
+    told = {
+        "**cpl-fast, 30 minutes on two cores**": "cpl-fast, 30m",
+        "**cpl-fast, two hours on two cores**": "cpl-fast, 2h",
+        "CPL-S by its own recipe, 30 minutes on two cores": "cpl-s, 30m",
+        "Cayley (KW3) by its own recipe, 30 minutes on two cores": "cayley-kw3, 30m",
+        "SOC-10 by its own recipe, 30 minutes on two cores": "soc-10, 30m",
+    }
+    for words, title in told.items():
+        every = [[run["clean"], *(run["certified"][eps] for eps in EPSILONS)] for run in stored["rows"][title]]
+        means = " | ".join(f"{100 * mean(column):.1f}" for column in zip(*every, strict=True))
+        assert f"| {words} | {means} |" in readme
+    assert f"certifies **{100 * stored['shipped']['certified']['36/255']:.1f}%** of the test images" in readme
+
+
 def test_runs_are_the_commands_that_the_page_shows(capsys):
     runs = [run for row in fast.ROWS for run in row.runs(None)]
     assert [run.folder.name for run in runs][:2] == ["cpl-fast-30m-0", "cpl-fast-30m-1"]
+    page = fast.page({row.title: [] for row in fast.ROWS})
+    for row in (row for row in fast.ROWS if row.model == "cpl-fast"):
+        pad = "" if row.pad is None else f" --pad {row.pad}"
+        assert f"lipflow train --model cpl-fast --data cifar10 --budget {row.budget}{pad}" in page
     assert runs[0].recipe == CPL_FAST
     assert {run.validation for run in runs} == {None}, "images are held out, so that recipes can be compared"
     assert fast.main(["--list"]) == 0

@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn.utils import parametrize
 
 import lipflow
@@ -319,3 +320,20 @@ def test_meta_tensors_are_not_numbers():
         with torch.no_grad():
             assert layer(torch.randn(2, 4)).shape == (2, 3)
     assert all(memo._held is None for memo in _memos(layer))
+
+
+def test_directions_of_forward_mode_are_not_held():
+    """Of several derivatives along a weight, each is computed: a value that is held has no tangent."""
+    torch.manual_seed(0)
+    layer = lipflow.cayley_dense(4, 3).double().eval()
+    x, values = torch.randn(2, 4, dtype=torch.float64), {n: p.detach() for n, p in layer.named_parameters()}
+    name = max(values, key=lambda n: values[n].numel())
+    slopes = []
+    for _ in range(2):
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(values[name], torch.ones_like(values[name]))
+            out = torch.func.functional_call(layer, {**values, name: dual}, (x,))
+            slopes.append(forward_ad.unpack_dual(out).tangent)
+    assert slopes[0] is not None
+    assert bool(slopes[0].ne(0).any())
+    torch.testing.assert_close(slopes[0], slopes[1])

@@ -369,3 +369,24 @@ def test_after_a_layer_that_autocast_has_rounded(step):
     assert x.grad is not None
     with torch.autocast("cpu", torch.bfloat16):  # which leaves float64 alone
         assert implicit.double()(torch.zeros(1, 6, dtype=torch.float64)).dtype == torch.float64
+
+
+@pytest.mark.parametrize("step", [ImplicitEuler(), Midpoint()])
+def test_all_ways_to_differentiate_agree(step):
+    torch.manual_seed(0)
+    layer = Flow(ConvexPotential(DenseWeight(4, 6), "tanh"), step).double().eval()
+    x = torch.randn(1, 4, dtype=torch.float64)
+    expected = torch.autograd.functional.jacobian(layer, x)
+    for way in (torch.func.jacfwd, torch.func.jacrev):
+        torch.testing.assert_close(way(layer)(x), expected, rtol=1e-6, atol=1e-7)
+    assert float(torch.linalg.matrix_norm(expected[0, :, 0], 2)) <= 1 + 1e-6
+
+
+def test_backward_within_autocast_is_in_full_precision():
+    torch.manual_seed(0)
+    layer = Flow(ConvexPotential(DenseWeight(6, 6)), ImplicitEuler()).eval()
+    x = torch.randn(4, 6, requires_grad=True)
+    (expected,) = torch.autograd.grad(layer(x).square().sum(), x)
+    with torch.autocast("cpu", torch.bfloat16):
+        (found,) = torch.autograd.grad(layer(x).square().sum(), x)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)

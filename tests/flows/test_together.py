@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from lipflow import build, cpl_conv, cpl_dense, proximal
 from lipflow.blocks import AvgPool, SpaceToDepth
-from lipflow.flows import Weight, together
+from lipflow.bound import Domain
+from lipflow.flows import ConvexPotential, ConvWeight, DenseWeight, ExplicitEuler, Flow, Weight, together
 from lipflow.flows.together import Hold, followed, iterate, through
-from lipflow.operators.norm import power_iteration
+from lipflow.operators.norm import norm_estimate, power_iteration
 
 
 def layers() -> nn.Sequential:
@@ -248,11 +249,87 @@ def test_layers_that_are_not_in_training_do_not_move():
     assert not any("convolutions" in name for name in moved)
 
 
-def test_a_forward_pass_that_would_be_repeated_with_other_norms_is_refused():
-    network = build("cpl", 3, (3, 8, 8), channels=4, depth=2, inner=4, features=4, depth_linear=1).train()
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("cpl", dict(channels=4, depth=2, inner=4, features=4, depth_linear=1)), ("soc-10", dict(channels=4))],
+)
+def test_a_forward_pass_that_would_be_repeated_with_other_norms_is_refused(name, sizes):
+    network = build(name, 3, (3, 32, 32), **sizes).train()
     network.checkpoint_activations = True
-    x = torch.rand(2, 3, 8, 8)
+    x = torch.rand(2, 3, 32, 32)
     first, second = network(x).sum(), network(x).sum()
     with pytest.raises(RuntimeError, match="must be followed by its backward pass"):
         (first + second).backward()
     network(x).sum().backward()
+
+
+class Masked(ConvWeight):
+    """A convolution whose border taps are 0, by an operator of its own."""
+
+    def operator(self, shape):
+        op = super().operator(shape)
+        return op.with_weight(torch.zeros_like(op.weight).index_copy(3, torch.tensor([1]), op.weight[..., 1:2]))
+
+
+def test_weights_of_a_users_own_are_followed_by_their_own_operator():
+    torch.manual_seed(0)
+    fields = [ConvexPotential(Masked(3, 4, in_size=(8, 8))) for _ in range(2)]
+    network = nn.Sequential(*(Flow(field, ExplicitEuler()) for field in fields)).train()
+    for _ in range(100):
+        iterate(followed(network))
+    for field in fields:
+        op = field.weight.operator(None)
+        torch.testing.assert_close(norm_estimate(op, field.weight.u, 0), norm_estimate(op), rtol=1e-3, atol=0)
+
+
+class Ridge(ConvexPotential):
+    """f(x) + ½‖x‖²: another gradient, and another smoothness."""
+
+    def gradient(self, x):
+        return super().gradient(x) + x
+
+    def smoothness_estimate(self, domain, learn, refine=0):
+        return super().smoothness_estimate(domain, learn, refine) + 1
+
+    def smoothness_bound(self, domain):
+        return super().smoothness_bound(domain) + 1
+
+
+@pytest.mark.parametrize("h", [None, 0.25])
+def test_what_extends_a_potential_moves_along_its_own_gradient(h):
+    torch.manual_seed(0)
+    field = Ridge(DenseWeight(4, 6))
+    network = nn.Sequential(Flow(field, ExplicitEuler(h))).double().eval()
+    x = torch.randn(5, 4, dtype=torch.float64)
+    size = float(2 / field.smoothness_estimate(Domain((4,)), learn=False)) if h is None else h
+    expected = x - size * field.gradient(x)
+    torch.testing.assert_close(network(x), expected)
+    torch.testing.assert_close(through(network, x), expected)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_norm_recovers_from_weights_that_were_no_numbers(together):
+    torch.manual_seed(0)
+    weights = [cpl_conv(3, 4, in_size=(8, 8)).field.weight for _ in range(1 + together)]
+    good = [weight.weight.detach().clone() for weight in weights]
+    for value in (float("nan"), float("inf")):
+        with torch.no_grad():
+            weights[0].weight[0, 0, 0, 0] = value
+        iterate(weights)
+        for weight, old in zip(weights, good, strict=True):
+            weight.weight.data.copy_(old)
+            assert bool(weight.u.isfinite().all())
+
+
+def test_steps_of_a_users_own_are_no_chain():
+    """Where layers stretch, x found again from z would be lost in its rounding: each keeps its own."""
+    torch.manual_seed(0)
+    layers = [cpl_conv(6, 2, in_size=(8, 8), h=40.0) for _ in range(8)]
+    network, twin = nn.Sequential(*layers).train(), copy.deepcopy(nn.Sequential(*layers)).double().train()
+    x = torch.rand(2, 6, 8, 8)
+    through(network, x).sum().backward()
+    twin(x.double()).sum().backward()
+    for one, other in zip(network.parameters(), twin.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        torch.testing.assert_close(one.grad.double(), other.grad, rtol=1e-3, atol=1e-3 * float(other.grad.abs().max()))

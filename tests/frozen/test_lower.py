@@ -6,6 +6,8 @@ from torch import nn
 
 import lipflow
 from lipflow import blocks
+from lipflow.flows import ConvexPotential, DenseWeight, Flow, Skew
+from lipflow.operators import Dense
 
 
 def negated(module, inputs, output):
@@ -74,3 +76,36 @@ def test_a_bound_without_a_primitive_is_said_to_be_that():
         lipflow.freeze(shuffle, in_shape=(4, 1, 1))
     inverse = lipflow.freeze(nn.Sequential(nn.PixelUnshuffle(2), nn.Flatten()), in_shape=(1, 2, 2))
     assert torch.equal(inverse(torch.ones(1, 1, 2, 2)), torch.ones(1, 4, dtype=torch.float64))
+
+
+class Twice(Dense):
+    def __call__(self, x, bias=None):
+        return 2 * super().__call__(x, bias)
+
+
+class TwiceWeight(DenseWeight):
+    def operator(self, shape):
+        return Twice(super().operator(shape).weight)
+
+
+class Extended(ConvexPotential):
+    pass
+
+
+class Turned(Skew):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        (lambda: Flow(ConvexPotential(TwiceWeight(3, 4)), lipflow.ExplicitEuler()), "not Twice"),
+        (lambda: Flow(Skew(TwiceWeight(3, 3)), lipflow.Midpoint()), "not Twice"),
+        (lambda: Flow(Extended(DenseWeight(3, 4)), lipflow.ImplicitEuler()), "a Extended"),
+        (lambda: Flow(Turned(DenseWeight(3, 3)), lipflow.Exponential()), "a Turned"),
+        (lambda: Flow(Turned(DenseWeight(3, 3)), lipflow.Midpoint()), "a Turned"),
+    ],
+)
+def test_what_extends_our_types_may_compute_anything_and_is_refused(layer, words):
+    with pytest.raises(TypeError, match=words):
+        lipflow.freeze(nn.Sequential(layer()), in_shape=(3,))

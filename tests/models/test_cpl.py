@@ -5,11 +5,12 @@ import torch
 
 import lipflow
 
-PARAMETERS = {"cpl-s": 41.34, "cpl-m": 78.74, "cpl-l": 236.23, "cpl-xl": 275.69}  # millions, with inner width 5
+# Millions, with the inner width 5 of the authors' code.
+PARAMETERS = {"cpl-s": 41.34, "cpl-m": 78.74, "cpl-l": 236.23, "cpl-xl": 275.69}
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_parameters_as_published(name):
+def test_parameters_of_table_1(name):
     with torch.device("meta"):
         network = lipflow.build(name)
     assert round(sum(p.numel() for p in network.parameters()) / 1e6, 2) == PARAMETERS[name]

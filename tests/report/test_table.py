@@ -1,6 +1,7 @@
 """The summary: numbers that a reader can recompute, dashes where nothing was measured, the paper beside it."""
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from lipflow.report.evidence import read
 from lipflow.report.table import DASH, escape, markdown, merge, summarise
+from lipflow.train.run import Run
 from tests.report.conftest import change_claims, change_examples, change_rows, rows
 
 
@@ -79,7 +81,18 @@ def test_the_paper_stands_apart_and_once(run):
     assert markdown(summary).count("75.6%") == 1
     remark = next(text for text in summary.entries[0].remarks if text.startswith("not the published run"))
     assert "--epochs 20 (published: 200)" in remark
-    assert "--seed" not in remark
+    assert "--validation by default (published: 0)" in remark
+    for flag in ("--seed", "--threads", "--radii"):
+        assert flag not in remark
+
+
+def test_the_published_run_has_no_remark(run):
+    """The paper trains on all images: to hold some out is a difference, and not to do so is none."""
+    published = replace(Run.of("cpl-s", "cifar10"), validation=0, seed=3)
+    found = read(run, "tiny")
+    for told, expected in ((published, 0), (replace(published, validation=None), 1)):
+        (entry,) = summarise([replace(found, record=replace(found.record, run=told))]).entries
+        assert sum(text.startswith("not the published run") for text in entry.remarks) == expected
 
 
 def test_a_relaxed_run_goes_with_no_certified_row(run):

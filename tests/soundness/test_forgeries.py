@@ -187,15 +187,12 @@ def test_scores_that_lie_gain_nothing(tmp_path):
     x = torch.rand(1, 3, dtype=torch.float64)
     honest = lipflow.certify(frozen, x).logits[0]
     best, next_ = honest.topk(2).indices.tolist()
-    logits, shift = honest.clone(), math.sqrt(2) * frozen.rounding * (1 - 1e-6)
+    logits, shift = honest.clone(), math.sqrt(2) * frozen.rounding * 0.9  # the rest is for the checker's own rounding
     logits[best] += shift
     logits[next_] -= shift
     forged = lipflow.certificate.from_logits(logits[None], frozen.pair_bounds, frozen.rounding)
     record.write(tmp_path, frozen, forged, x, forged.label)
-    try:
-        check.check(tmp_path, full=True)
-    except check.Rejected:
-        return
+    check.check(tmp_path, full=True)
     margin = Fraction(honest[best].item()) - Fraction(honest[next_].item())
     room = margin - Fraction(forged.radius.item()) * Fraction(frozen.pair_bounds[best, next_].item())
     assert room > 0

@@ -1,6 +1,7 @@
 """A run from its first step to its last, in this process."""
 
 import json
+import signal
 import sys
 import time
 import types
@@ -16,7 +17,7 @@ from lipflow.losses import CertificateRegularisation
 from lipflow.train import Run, load_run, train
 from lipflow.train import loop as loop_module
 from lipflow.train.distributed import Ranks
-from lipflow.train.ending import NonFiniteLoss
+from lipflow.train.ending import Interrupted, NonFiniteLoss
 from lipflow.train.learner import Learner, make_network
 from lipflow.train.optimiser import make_optimiser
 from lipflow.train.plan import Plan
@@ -178,6 +179,52 @@ def test_an_existing_run_is_not_overwritten(tmp_path):
         train(tiny(tmp_path, epochs=1))
 
 
+def test_a_run_that_never_came_to_a_step_is_begun_anew(tmp_path, monkeypatch):
+    def too_large(self, batch, epoch):
+        raise RuntimeError("not enough memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "gradients", too_large)
+        with pytest.raises(RuntimeError, match="not enough memory"):
+            train(tiny(tmp_path, batch_size=30))
+    assert (tmp_path / "run.json").exists()
+    train(tiny(tmp_path, epochs=1))
+    assert load_run(tmp_path)[0].recipe.batch_size == 20
+
+
+def test_a_run_goes_on_with_its_own_images_only(tmp_path, monkeypatch):
+    run, usual = tiny(tmp_path), loop_module.estimate
+    with monkeypatch.context() as patch:
+        patch.setattr(loop_module, "estimate", lambda *given: signal.raise_signal(signal.SIGINT) or usual(*given))
+        with pytest.raises(Interrupted):
+            train(run)
+    other = load("digits", validation=run.validation)
+    other = replace(other, validation=other.validation.take(torch.arange(1, len(other.validation))))
+    with monkeypatch.context() as patch:
+        patch.setattr(loop_module, "load", lambda *_, **__: other)
+        with pytest.raises(ValueError, match="the validation images are not those"):
+            train(run, resume=True)
+    train(run, resume=True)
+
+
+def test_what_another_process_did_meanwhile_is_not_overwritten(tmp_path, monkeypatch):
+    """It ended the run, or began one, between the first look at the folder and the lock on it."""
+    run, held = tiny(tmp_path / "r", epochs=1), loop_module._held
+
+    def after_another(folder):
+        monkeypatch.setattr(loop_module, "_held", held)
+        train(replace(run, seed=1))
+        return held(folder)
+
+    monkeypatch.setattr(loop_module, "_held", after_another)
+    with pytest.raises(ValueError, match="holds a run already"):
+        train(run)
+    assert load_run(run.folder)[0].seed == 1
+    stored = loop_module._stored(replace(run, seed=1))
+    with pytest.raises(ValueError, match="another process has just trained in"):
+        loop_module._require_unchanged(replace(run, seed=1), stored)
+
+
 def test_a_resumed_run_must_be_the_same(tmp_path, capsys):
     run = tiny(tmp_path / "r", epochs=1)
     with pytest.raises(ValueError, match="holds no run"):
@@ -234,7 +281,9 @@ def test_bad_runs_are_answered_before_anything_is_written(tmp_path):
         (replace(run, data="mnist"), ValueError, "no dataset is called 'mnist'"),
         (replace(run, model="cpl-xxl"), ValueError, "there is no model 'cpl-xxl'"),
         (replace(run, device="gpu"), ValueError, "there is no device 'gpu'"),
+        (replace(run, device="meta"), ValueError, "--device meta cannot be used here"),
         (replace(run, recipe=replace(run.recipe, margin=0.0)), ValueError, "margin must be above 0"),
+        (replace(run, recipe=replace(run.recipe, pad=8)), ValueError, "cannot reflect-pad 8×8 images by 8"),
     ]:
         with pytest.raises(error, match=words):
             train(bad)
@@ -276,15 +325,22 @@ def test_certifying_says_how_far_it_is(tmp_path, monkeypatch, capsys):
     assert "images/s" in said
 
 
-def test_a_network_that_cannot_be_frozen_is_trained_all_the_same(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("why", [TypeError("σ = tanh rounds"), RuntimeError("not enough memory"), MemoryError("full")])
+def test_a_network_that_cannot_be_frozen_is_trained_all_the_same(why, tmp_path, monkeypatch, capsys):
     def refuse(*arguments):
-        raise TypeError("σ = tanh rounds")
+        raise why
 
     monkeypatch.setattr(loop_module, "exact", refuse)
     result = train(tiny(tmp_path, epochs=1))
     assert result.exact is None
-    assert "there is no exact result: σ = tanh rounds" in capsys.readouterr().out
+    assert f"there is no exact result: {why}" in capsys.readouterr().out
     load_run(tmp_path)
+
+
+def test_a_best_network_that_was_not_kept_is_said_to_be_none(tmp_path):
+    train(tiny(tmp_path, epochs=1, images=1497))
+    with pytest.raises(ValueError, match=r"has no best\.safetensors: no validation images chose one"):
+        load_run(tmp_path, "best")
 
 
 def test_whoever_is_stopped_while_certifying_goes_on_from_there(tmp_path, monkeypatch):

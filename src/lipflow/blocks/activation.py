@@ -12,7 +12,7 @@ from lipflow.bound import Nonexpansive
 
 
 class GroupSort(Nonexpansive):
-    """Sort each group of entries, greatest first: a permutation at each input, so gradients keep their norm.
+    """Sort each group of entries, greatest first: a permutation at almost every input, where gradients keep their norm.
 
     Anil, Lucas and Grosse 2019. `GroupSort(2)` is MaxMin.
     """

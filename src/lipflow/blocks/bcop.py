@@ -14,6 +14,7 @@ from lipflow.bound import Shape
 from lipflow.flows.memo import Memo, lasting
 from lipflow.flows.weight import require_flat, require_positive
 from lipflow.operators import Conv2d, Dense, norm_bound
+from lipflow.operators.norm import in_full
 
 ITERATIONS = 20  # of Björck's, as published
 
@@ -26,11 +27,12 @@ def bjorck(m: Tensor, iterations: int = ITERATIONS) -> Tensor:
     """
     if m.shape[-2] < m.shape[-1]:
         return bjorck(m.mT, iterations).mT
-    m = m / _length(m)
-    gram = m.mT @ m
-    m = m / _length(gram @ gram) ** 0.25
-    for _ in range(iterations):
-        m = 1.5 * m - 0.5 * m @ (m.mT @ m)
+    with in_full(m):  # rounded products would not give orthonormal columns
+        m = m / _length(m)
+        gram = m.mT @ m
+        m = m / _length(gram @ gram) ** 0.25
+        for _ in range(iterations):
+            m = 1.5 * m - 0.5 * m @ (m.mT @ m)
     return m
 
 
@@ -42,7 +44,8 @@ def _length(m: Tensor) -> Tensor:
 
 def turn(kernel: Tensor, q: Tensor, axis: int) -> Tensor:
     """The kernel followed by the two-tap convolution of the projector qqᵀ along an axis, one tap longer there."""
-    kept = torch.einsum("cr,dr,dmhw->cmhw", q, q, kernel)
+    with in_full(q):
+        kept = torch.einsum("cr,dr,dmhw->cmhw", q, q, kernel)
     first, second = ((0, 0, 0, 1), (0, 0, 1, 0)) if axis == 0 else ((0, 1, 0, 0), (1, 0, 0, 0))
     return F.pad(kept, first) + F.pad(kernel - kept, second)
 
@@ -104,7 +107,7 @@ class BlockConvolution(Parameterisation):
     def forward(self, x: Tensor) -> Conv2d:
         kernel = self.memo(self.kernel, (self.mix, self.halves), keep=not self.training)
         op = self._on(kernel, tuple(x.shape[1:]))
-        if self.seen.shape[1:] != x.shape[2:]:
+        if self.seen.shape[1:] != x.shape[2:] and (self.training or 0 in self.seen.shape[1:]):
             with lasting():
                 self.seen = self.seen.new_empty(0, *x.shape[2:])
         return op

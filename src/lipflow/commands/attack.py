@@ -25,7 +25,7 @@ FEW = 4  # images of the gallery between two signs of progress: each takes many 
 
 @dataclass(frozen=True)
 class Attack:
-    """Attack the network that was certified with L2-PGD, as the paper runs it, and show the accuracy that is left."""
+    """Attack the network that was certified with L2-PGD, as the authors do, and show the accuracy that is left."""
 
     run: Path
     """The folder of a run, or its name in runs/, after `lipflow certify`; or a pretrained network by name."""
@@ -86,6 +86,7 @@ def over_ranks(arguments: Attack, radii: tuple[str, ...], ranks: "Ranks") -> int
     if hashlib.sha256(weights.read_bytes()).hexdigest() != json.loads(claims.read_text())["files"].get(record.WEIGHTS):
         raise ValueError(f"{weights} is not the network of {claims}; run `lipflow certify {arguments.run}` again")
     found = {k: torch.from_numpy(getattr(held, k)[: arguments.images]) for k in ("images", "truth", "label", "radius")}
+    found |= {k: found[k].long() for k in ("truth", "label")}
     if not len(found["truth"]):
         raise ValueError(f"{rows} holds no images to attack; run `lipflow certify {arguments.run}` again")
     frozen, how = Frozen.load(weights), PGD(steps=arguments.steps, restarts=arguments.restarts, seed=arguments.seed)
@@ -112,10 +113,10 @@ def over_ranks(arguments: Attack, radii: tuple[str, ...], ranks: "Ranks") -> int
         table.add_row(name, f"{float(certified.double().mean()):.2%}", f"{float(standing.double().mean()):.2%}")
     said = {"attack": "L2-PGD", **asdict(how), "certificate": held.digest, "clean": right.tolist(), "standing": outcome}
     write(arguments.run, said)  # before anything that may be interrupted: the table, and the gallery, which takes long
-    kept.forget()
     Console().print(table)
     if arguments.gallery > 0:
         write(arguments.run, said, further(frozen, found, how, arguments.gallery))
+    kept.forget()
     if not sound:
         print("a certified image was broken: this is a bug in lipflow; please report it with the folder of the run")
     return 0 if sound else 1

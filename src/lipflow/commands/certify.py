@@ -44,7 +44,7 @@ def certify(arguments: Certify) -> int:
     from lipflow.pretrained import folder_of
     from lipflow.train.distributed import join, threads
     from lipflow.train.recipe import radius
-    from lipflow.train.record import load_run
+    from lipflow.train.record import Record, load_run
 
     folder = folder_of(arguments.run)
     run, network = load_run(folder, arguments.which)
@@ -58,6 +58,14 @@ def certify(arguments: Certify) -> int:
         images, truth = split.images[: arguments.images], split.labels[: arguments.images]
         if not len(truth):
             raise ValueError(f"there are no {arguments.split} images of {run.data}: the run held none out")
+        if Record.read(folder).other_images(dataset, arguments.split):
+            others = f"the {arguments.split} images are not those that were there when {folder} was trained"
+            if arguments.data_dir is None:
+                raise ValueError(
+                    f"{others}: files were added, removed or changed, and some of these may have been trained on; "
+                    "to certify other images on purpose, give their --data-dir"
+                )
+            print(others)
         start = time.perf_counter()
         frozen = freeze(network)
         if ranks.first:

@@ -93,11 +93,8 @@ def _read(path: Path) -> "Columns | None":
 
 def _keep(path: Path, columns: "Columns") -> None:
     """Write a part. If that fails, it is only done again some day: no reason to lose the others."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    from lipflow.files import save_tensors, write_atomic
 
-    from lipflow.files import write_atomic
-
-    with contextlib.suppress(OSError, SafetensorError):
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, lambda temporary: save_file(columns, temporary))
+        write_atomic(path, lambda temporary: save_tensors(columns, temporary))

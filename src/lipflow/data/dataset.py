@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lipflow.data.order import permutation
 
-_SPLIT_SEED = 2022
+SplitName = Literal["train", "validation", "test"]
+SPLIT_SEED = 2022
 
 
 class DataError(ValueError):
@@ -67,6 +71,14 @@ class Dataset:
         channels, height, width = self.train.images.shape[1:]
         return channels, height, width
 
+    def digest(self, split: SplitName) -> str:
+        """SHA-256 of a split, and of the names of its classes: of other images, or in another order, it is another."""
+        part: Split = getattr(self, split)
+        sha = hashlib.sha256(json.dumps([self.class_names, part.images.shape]).encode())
+        for tensor in (part.images, part.labels):
+            sha.update(tensor.reshape(-1).numpy().data)
+        return sha.hexdigest()
+
 
 @dataclass(frozen=True)
 class Request:
@@ -114,22 +126,28 @@ def moments(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def carve(name: str, split: Split, size: int) -> tuple[Split, Split]:
-    """(the rest, `size` held-out images): always the same ones, each class in its proportion, both in file order.
+    """(the rest, `size` held-out images): always the same ones, each class in its proportion, both in file order."""
+    held = held_out(name, split.labels, size)
+    return split.take(~held), split.take(held)
+
+
+def held_out(name: str, labels: Tensor, size: int) -> Tensor:
+    """Which `size` of the images with these labels are held out  # (n,) bool
 
     Class c of n_c images gives ⌊size · n_c / n⌋ of them, and the classes of largest remainder one more.
     """
-    n = len(split)
+    n = len(labels)
     if not 0 <= size < n:
         raise DataError(f"{name}: cannot hold out {size} of {n} training images; the size must be in [0, {n})")
-    counts = torch.bincount(split.labels)
+    counts = torch.bincount(labels)
     quota, remainder = counts * size // n, counts * size % n
     quota[remainder.argsort(descending=True, stable=True)[: size - int(quota.sum())]] += 1
-    order = permutation(n, _SPLIT_SEED, 0)
-    ordered_labels = split.labels[order]
+    order = permutation(n, SPLIT_SEED, 0)
+    ordered_labels = labels[order]
     held = torch.zeros(n, dtype=torch.bool)
     for label, count in enumerate(quota.tolist()):
         held[order[ordered_labels == label][:count]] = True
-    return split.take(~held), split.take(held)
+    return held
 
 
 def to_unit(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -4,7 +4,8 @@
     root/<class>/*.png                                                                (split here, 80/10/10)
 
 Without test/, val/ is the test split (as papers do with ImageNet's) and validation is held out of train/; without
-val/ likewise. Classes are numbered in the alphabetical order of their folders. Hidden files and files that are not
+val/ likewise. Classes are numbered in the alphabetical order of their folders. Test and validation images are mixed,
+always in the same way, so that the first so many of them are of all classes. Hidden files and files that are not
 images by their suffix are skipped; anything else that is wrong is an error that names the file.
 """
 
@@ -12,12 +13,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from lipflow.data.dataset import DataError, Dataset, Request, Split, assemble, carve
+from lipflow.data.dataset import SPLIT_SEED, DataError, Dataset, Request, Split, assemble, held_out
+from lipflow.data.order import permutation
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".pnm", ".tif", ".tiff")
 
@@ -28,17 +30,42 @@ def load(request: Request) -> Dataset:
         raise DataError("--data folder needs --data-dir ROOT, a folder with one folder of images a class")
     if request.image_size is not None and request.image_size < 1:
         raise DataError(f"image_size must be a positive number of pixels; got {request.image_size}")
-    root, size = request.data_dir, request.image_size
+    names, files = _splits(request.data_dir, request.validation)
+    example = files[0].paths[0], _pixels(files[0].paths[0], request.image_size)
+    _refuse_more_than_memory(request.data_dir, sum(len(part.paths) for part in files), example[1])
+    train, validation, test = (_read(part, request.image_size, *example) for part in files)
+    return assemble("folder", train, validation, test, names)
+
+
+class _Files(NamedTuple):
+    """The files of a split, and their labels."""
+
+    paths: list[Path]
+    labels: torch.Tensor
+
+    def take(self, indices: torch.Tensor) -> _Files:
+        return _Files([self.paths[i] for i in indices.tolist()], self.labels[indices])
+
+    def carve(self, size: int) -> tuple[_Files, _Files]:
+        held = held_out("folder", self.labels, size)
+        return self.take((~held).nonzero()[:, 0]), self.take(held.nonzero()[:, 0])
+
+    def mixed(self) -> _Files:
+        return self.take(permutation(len(self.paths), SPLIT_SEED, 1))
+
+
+def _splits(root: Path, size: int | None) -> tuple[list[str], tuple[_Files, _Files, _Files]]:
+    """The classes, and the files of the training, validation and test split; `size` is that of the validation split."""
     parts = [name for name in ("train", "val", "validation", "test") if (root / name).is_dir()]
     if not parts:
         names = _class_names(root)
-        whole = _read(root, names, size)
-        if len(whole) < 10:
-            raise DataError(f"{root} has {len(whole)} images; splitting them 80/10/10 takes at least 10")
-        tenth = len(whole) // 10
-        rest, test = carve("folder", whole, tenth)
-        train, validation = carve("folder", rest, tenth if request.validation is None else request.validation)
-        return assemble("folder", train, validation, test, names)
+        whole = _list(root, names)
+        if len(whole.paths) < 10:
+            raise DataError(f"{root} has {len(whole.paths)} images; splitting them 80/10/10 takes at least 10")
+        tenth = len(whole.paths) // 10
+        rest, test = whole.carve(tenth)
+        train, validation = rest.carve(tenth if size is None else size)
+        return names, (train, validation.mixed(), test.mixed())
 
     if parts[0] != "train" or len(parts) == 1 or {"val", "validation"} <= set(parts):
         found = " and ".join(f"{part}/" for part in parts)
@@ -46,15 +73,14 @@ def load(request: Request) -> Dataset:
             f"{root} has {found}; it needs train/ and val/ (or validation/) or test/, or class folders only"
         )
     names = _class_names(root / "train")
-    train, *held_out = (_read(root / part, names, size) for part in parts)
-    if len(held_out) == 1:
-        size_of_validation = len(train) // 10 if request.validation is None else request.validation
-        train, validation = carve("folder", train, size_of_validation)
-    elif request.validation is not None:
-        raise DataError(f"{root / parts[1]} is the validation split already; drop validation={request.validation}")
+    train, *others = (_list(root / part, names) for part in parts)
+    if len(others) == 1:
+        train, validation = train.carve(len(train.paths) // 10 if size is None else size)
+    elif size is not None:
+        raise DataError(f"{root / parts[1]} is the validation split already; drop validation={size}")
     else:
-        validation = held_out[0]
-    return assemble("folder", train, validation, held_out[-1], names)
+        validation = others[0]
+    return names, (train, validation.mixed(), others[-1].mixed())
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -78,7 +104,7 @@ def _files(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def _read(folder: Path, names: list[str], size: int | None) -> Split:
+def _list(folder: Path, names: list[str]) -> _Files:
     if (found := _class_names(folder)) != names:
         odd = sorted(set(found) ^ set(names))[0]
         raise DataError(f"{folder} and the training split differ in the class {odd!r}; every split has every class")
@@ -87,18 +113,21 @@ def _read(folder: Path, names: list[str], size: int | None) -> Split:
         if not of_class:
             raise DataError(f"{folder / name} has no images ({', '.join(SUFFIXES)})")
     paths = [path for of_class in files for path in of_class]
-    labels = torch.repeat_interleave(torch.arange(len(names)), torch.tensor([len(of_class) for of_class in files]))
+    return _Files(
+        paths, torch.repeat_interleave(torch.arange(len(names)), torch.tensor([len(of_class) for of_class in files]))
+    )
 
-    first = _pixels(paths[0], size)
-    _refuse_more_than_memory(folder, len(paths), first)
-    images = np.empty((len(paths), *first.shape), np.uint8)
-    for i, path in enumerate(paths):
+
+def _read(files: _Files, size: int | None, first: Path, alike: np.ndarray) -> Split:
+    """The images of a split, each of the size of the first one."""
+    images = np.empty((len(files.paths), *alike.shape), np.uint8)
+    for i, path in enumerate(files.paths):
         pixels = _pixels(path, size)
-        if pixels.shape != first.shape:
-            sizes = f"{path} is {_dimensions(pixels)} and {paths[0]} {_dimensions(first)}"
+        if pixels.shape != alike.shape:
+            sizes = f"{path} is {_dimensions(pixels)} and {first} {_dimensions(alike)}"
             raise DataError(f"{sizes}; give --image-size to bring all images to one size")
         images[i] = pixels
-    return Split(torch.from_numpy(images), labels)
+    return Split(torch.from_numpy(images), files.labels)
 
 
 def _dimensions(pixels: np.ndarray) -> str:

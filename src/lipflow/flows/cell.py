@@ -134,7 +134,7 @@ class Series(Cell):
     """Σ_{j<k} (hA)ʲ/j! · x, the series of e^{hA} cut after k terms (SOC).
 
     e^{hA} is orthogonal, and e^{iθ} less k terms of its series is at most |θ|ᵏ/k!: L = 1 + (ha)ᵏ/k!. Two terms are
-    explicit Euler, I + hA, whose norm is exactly √(1 + h²a²).
+    explicit Euler, I + hA, whose norm is exactly √(1 + h²a²); one is I.
     """
 
     field: Skew
@@ -151,8 +151,8 @@ class Series(Cell):
 
     def bound(self, domain: Domain) -> Bound:
         angle = Fraction(self.h) * Fraction(norm_bound(self.field.operator(domain.shape)))
-        if self.terms == 2:
-            return Bound(up(sqrt_up(1 + angle**2)))
+        if self.terms <= 2:
+            return Bound(up(sqrt_up(1 + angle**2)) if self.terms == 2 else 1.0)
         return Bound(up(1 + angle**self.terms / math.factorial(self.terms)))
 
     def origin(self, domain: Domain) -> float:

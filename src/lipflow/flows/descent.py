@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lipflow.flows.memo import transformed
 from lipflow.operators import Conv2d, Dense, LinearOperator
 from lipflow.operators.columns import Columns
 from lipflow.operators.norm import in_full, norm
@@ -65,8 +66,13 @@ class Layer(NamedTuple):
         return self.h.size(self.op) if isinstance(self.h, Follow) else (self.h, None)
 
     def joins(self, other: "Layer", x: Tensor) -> bool:
-        """Whether the two run well on x as a chain: by columns, and on the same shapes."""
+        """Whether the two run well on x as a chain: by columns, on the same shapes, and no signal grows.
+
+        Through layers with a step h of their own it may, and x found again from z would be lost in its rounding.
+        """
         a, b = self.op, other.op
+        if not (isinstance(self.h, Follow) and isinstance(other.h, Follow)):
+            return False
         if not (self.by_columns(x) and other.by_columns(x) and isinstance(a, Conv2d) and isinstance(b, Conv2d)):
             return False
         return a.kernel.shape == b.kernel.shape and (a.rows, a.columns) == (b.rows, b.columns)
@@ -95,7 +101,7 @@ def _fusible(x: Tensor, op: LinearOperator) -> bool:
         type(op) in (Dense, Conv2d)  # what extends them may compute anything
         and not x.is_meta
         and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
+        and not transformed()
         and (products(x) == torch.bfloat16 if autocasts(x) else x.dtype == op.weight.dtype)
     )
 

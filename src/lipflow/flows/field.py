@@ -97,11 +97,13 @@ class ConvexPotential(Convex):
         return op.adjoint(self.sigma.function(shift(op(x), self.bias)))
 
     def step_size(self, domain: Domain, learn: bool) -> Tensor:
+        if type(self) is not ConvexPotential:  # what extends it may have another gradient, and another smoothness
+            return super().step_size(domain, learn)
         op = self.weight.operator(domain.shape)
         return Follow(self.weight.follow(op, learn), self.sigma.high).size(op)[0]
 
     def descend(self, x: Tensor, h: float | None) -> Tensor:
-        return descend(x, self.layer(x, h))
+        return descend(x, self.layer(x, h)) if type(self) is ConvexPotential else super().descend(x, h)
 
     def layer(self, x: Tensor, h: float | None) -> Layer:
         """The step x - h∇f(x) on inputs of x's shape, with h = 2/ℓ̂ where none is given."""

@@ -22,7 +22,7 @@ class _Held(NamedTuple):
 class Memo:
     """The last value of a function of some tensors, held until one of them differs.
 
-    It is no part of a state dict; a copy of it, or a pickle, starts empty. Where gradients could flow into the tensors
+    It is no part of a state dict; a copy of it, or a pickle, starts empty. Where derivatives could flow to the tensors
     (and under torch.compile and torch.func, which see no numbers), nothing is held and every call computes.
     """
 
@@ -54,6 +54,11 @@ class Memo:
         return Memo, ()
 
 
+def transformed() -> bool:
+    """Whether derivatives may be taken in other ways than backward: by torch.func, or by forward-mode AD."""
+    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+
+
 def lasting() -> AbstractContextManager[object]:
     """For what outlives a call: made in inference mode, it could take no part in a later backward pass, nor change."""
     if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
@@ -68,13 +73,13 @@ def _outside_of_inference() -> Iterator[None]:
 
 
 def _settled(inputs: Sequence[Tensor]) -> bool:
-    """Whether the inputs are numbers in memory that no gradient asks for."""
-    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
+    """Whether the inputs are numbers in memory that no derivative asks for."""
+    if transformed() or (torch.is_grad_enabled() and any(t.requires_grad for t in inputs)):
         return False
     try:
         return all(t.data_ptr() or not t.numel() for t in inputs)  # a meta tensor is nowhere
     except RuntimeError:
-        return False  # inside a transform of torch.func, tensors have no address
+        return False  # nor is one that only pretends to be
 
 
 def _same(held: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:

@@ -16,7 +16,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lipflow.operators.norm import norm
+from lipflow.flows.memo import transformed
+from lipflow.operators.norm import in_full, norm
 
 Gradient = Callable[[Tensor], Tensor]
 
@@ -28,8 +29,10 @@ def proximal(gradient: Gradient, x: Tensor, h: float, ell: float, iterations: in
     """z with z + h∇f(z) ≈ x, after `iterations` steps from z₀ = x; its derivatives are those of the exact z.
 
     With H = ∇²f(z), (I + hH)⁻¹ is symmetric, so a gradient g at z becomes w = (I + hH)⁻¹g at x, and -w at h∇f(z), as
-    a function of the parameters of f.
+    a function of the parameters of f. Transforms of torch.func, and forward-mode AD, go through the iterations.
     """
+    if not torch.compiler.is_compiling() and transformed():
+        return _solve(gradient, x, h, ell, iterations)
     with torch.no_grad():
         z = _solve(gradient, x, h, ell, iterations)
     if not torch.is_grad_enabled():
@@ -94,7 +97,7 @@ def _resolve(gradient: Gradient, z: Tensor, h: float, g: Tensor, most: int = 100
         raise RuntimeError(
             "an implicit layer has first derivatives only; create_graph=True would make wrong second ones"
         )
-    with torch.enable_grad():
+    with in_full(g), torch.enable_grad():
         point = z.detach().requires_grad_()
         value = gradient(point)
 

@@ -45,7 +45,8 @@ class ReshapedNorm(Scale):
     """factor/σ, with σ the least norm of four reshapings of the kernel `(out, in, height, width)`.
 
     The matrices are (out·h) × (in·w), (out·w) × (in·h), out × (in·h·w) and (out·h·w) × in, and ‖W‖ ≤ √(hw)·σ on inputs
-    of any size (Singla and Feizi 2021b). So factor = 1/√(hw) makes the norm at most about 1, and SOC takes 0.7.
+    of any size, with zero padding or padding that keeps the size (Singla and Feizi 2021b). So factor = 1/√(hw) makes
+    the norm at most about 1, and SOC takes 0.7.
     """
 
     def __init__(self, factor: float) -> None:

@@ -105,7 +105,7 @@ class Exponential(Step):
     """e^{hA}x, the exact flow of a skew field, by so many `terms` of its series: SOC. train() may use `train_terms`."""
 
     h: float = 1.0
-    terms: int = 12
+    terms: int = 13
     train_terms: int | None = None
 
     def __post_init__(self) -> None:

@@ -77,8 +77,8 @@ def _as_layer(module: nn.Module, x: Tensor) -> Layer | None:
     """A Convex Potential Layer that nobody listens to, on inputs of x's shape."""
     if type(module) is not Flow or any(listened(m) for m in module.modules()):
         return None
-    if not (isinstance(module.step, ExplicitEuler) and isinstance(module.field, ConvexPotential)):
-        return None
+    if not (type(module.step) is ExplicitEuler and type(module.field) is ConvexPotential):
+        return None  # what extends them may compute anything
     return module.field.layer(x, module.step.h)
 
 
@@ -125,9 +125,9 @@ def iterate(weights: Sequence[Weight]) -> None:
         alike[_likeness(weight)].append(weight)
     groups = [group[i : i + AT_ONCE] for group in alike.values() for i in range(0, len(group), AT_ONCE)]
     for group in groups:
-        if isinstance(group[0], ConvWeight) and len(group) > 1:
+        if type(group[0]) is ConvWeight and len(group) > 1:
             with in_full(group[0].u):
-                _iterate_as_one([weight for weight in group if isinstance(weight, ConvWeight)])
+                _iterate_as_one([weight for weight in group if type(weight) is ConvWeight])
         else:
             # Matrices are read once in any case: to stack them would only copy them.
             for weight in group:
@@ -148,7 +148,8 @@ def _iterate_as_one(weights: Sequence[ConvWeight]) -> None:
     old = torch.stack([weight.u for weight in weights])
     v = _units(_apply(op, old.reshape(1, *op.in_shape)), count)
     new = _units(_apply(op, v, forward=False), count).reshape(old.shape)
-    moved = (new != 0).flatten(1).any(1)  # where WᵀWu = 0 there is nothing to follow, and u stays
+    flat = new.flatten(1)
+    moved = (flat != 0).any(1) & flat.isfinite().all(1)  # else there is nothing to follow, and u stays
     for weight, u, keep in zip(weights, new, moved, strict=True):
         weight.u.copy_(torch.where(keep, u, weight.u))
 

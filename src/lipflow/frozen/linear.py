@@ -37,6 +37,7 @@ class Map:
     @staticmethod
     def of(op: LinearOperator) -> "Map":
         """Bound an operator once, and hold its weights in float64."""
+        require_known(op)
         weight = op.weight.detach().to("cpu", torch.float64).clone(memory_format=torch.contiguous_format)
         held = op.with_kernel(weight) if isinstance(op, Conv2d) else Dense(weight)
         norm, torus = norm_certificate(held)
@@ -66,7 +67,7 @@ class Map:
         return self._error(self.dots[1], reach)
 
     def _error(self, dot: int, reach: Fraction) -> Fraction:
-        return in_range(gamma(dot) * Fraction(self.spread) * reach + dot * self.entries * TINY)
+        return in_range(gamma(dot) * Fraction(self.spread) * reach + dot * repeats(self.op) * self.entries * TINY)
 
     @property
     def entries(self) -> int:
@@ -150,6 +151,12 @@ def _unpadded(op: Conv2d) -> Conv2d:
     size = [axis.size + axis.before + axis.after for axis in (op.rows, op.columns)]
     stride, dilation = (op.rows.stride, op.columns.stride), (op.rows.dilation, op.columns.dilation)
     return Conv2d(op.kernel, (size[0], size[1]), 0, "zeros", stride, dilation, op.groups)
+
+
+def require_known(op: LinearOperator) -> None:
+    """Refuse an operator of another type: what extends ours may compute anything."""
+    if type(op) not in (Dense, Conv2d):
+        raise TypeError(f"freeze knows the operators Dense and Conv2d, and not {type(op).__name__}")
 
 
 def spread_bound(op: Dense | Conv2d) -> float:

@@ -24,14 +24,14 @@ from lipflow.bound import (
 )
 from lipflow.flows import Flow
 from lipflow.flows import cell as cells
-from lipflow.flows.field import Convex, ConvexPotential
+from lipflow.flows.field import Convex, ConvexPotential, Skew
 from lipflow.flows.resolvent import resolvent
 from lipflow.frozen import primitive
-from lipflow.frozen.linear import Map
+from lipflow.frozen.linear import Map, require_known
 from lipflow.frozen.primitive import Primitive
 from lipflow.frozen.spectral import spectral
 from lipflow.models import Network
-from lipflow.operators import Conv2d, Dense
+from lipflow.operators import Conv2d, Dense, LinearOperator
 from lipflow.rounding import TINY, down
 
 Lowered = Iterator[Primitive]
@@ -129,7 +129,7 @@ def _proximal(cell: cells.Proximal, shape: Shape) -> Lowered:
 
 def _potential(field: Convex, shape: Shape) -> tuple[Map, Tensor, str]:
     """W, b and the name of σ, where all of them can be run in certified arithmetic."""
-    if not isinstance(field, ConvexPotential):
+    if type(field) is not ConvexPotential:
         raise TypeError(f"the gradient of a {type(field).__name__} is a module of yours, which freeze cannot run")
     if field.sigma_name not in primitive.SIGMA:
         raise TypeError(f"σ = {field.sigma_name} rounds in ways that no bound here covers; relu and hardtanh are exact")
@@ -147,13 +147,21 @@ def step_size(norm: float) -> float:
 
 def _series(cell: cells.Series, shape: Shape) -> Lowered:
     """A, made in float64, is skew to the last bit."""
-    yield primitive.Series(Map.of(_double(cell.field).operator(shape)), cell.h, cell.terms)
+    yield primitive.Series(Map.of(_skew(cell.field, shape)), cell.h, cell.terms)
+
+
+def _skew(field: Skew, shape: Shape) -> LinearOperator:
+    if type(field) is not Skew:
+        raise TypeError(f"a {type(field).__name__} is a field of yours, which freeze cannot run")
+    op = _double(field).operator(shape)
+    require_known(op)
+    return op
 
 
 def _rational(cell: cells.Rational, shape: Shape) -> Lowered:
     """A dense Cayley layer is one matrix, a convolution one at each frequency: norms are certified as executed."""
     with torch.no_grad():
-        op = _double(cell.field).operator(shape)
+        op = _skew(cell.field, shape)
         matrices = resolvent(op, cell.alpha, cell.beta)
     if isinstance(op, Dense):
         yield primitive.Affine(Map.of(Dense(matrices)), torch.zeros(len(matrices), dtype=torch.float64))
@@ -169,7 +177,7 @@ def _affine(block: blocks.Affine, shape: Shape) -> Lowered:
     with torch.no_grad():
         op = _double(block.weight).operator(shape)
     bias = _bias(block.bias, block.weight.channels[1])
-    if isinstance(op, FourierMultiplier):
+    if type(op) is FourierMultiplier:
         yield spectral(op.matrices, shape[2])
         yield primitive.Center(-bias, torch.ones_like(bias))
     else:

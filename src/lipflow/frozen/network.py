@@ -2,7 +2,7 @@
 
 Let f be the composition of the exact primitives, fᵢ, and f̂ the program that runs them. Over the box [0, 1]ᵈ,
 
-    ‖f̂(x) - f(x)‖ ≤ E,    Eᵢ = Lᵢ·Eᵢ₋₁ + δᵢ(Xᵢ₋₁),    ‖x̂ᵢ‖ ≤ Xᵢ = ‖x̂ᵢ(c)‖ + L₁⋯Lᵢ·√d/2 + 2Eᵢ
+    ‖f̂(x) - f(x)‖ ≤ E,    Eᵢ = Lᵢ·Eᵢ₋₁ + δᵢ(Xᵢ₋₁),    ‖x̂ᵢ‖ ≤ Xᵢ = ‖x̂ᵢ(c)‖ + L₁⋯Lᵢ·√d/2 + 4Eᵢ
 
 with c the centre of the box, at distance at most √d/2 from all of it: run once, it bounds every layer's input.
 """
@@ -20,13 +20,12 @@ from typing import Any, NamedTuple, NoReturn, ParamSpec, TypeVar, final
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lipflow.blocks.head import row_distances
 from lipflow.bound import Shape, shape_of
 from lipflow.certificate import Certificates, from_logits, require_pixels
-from lipflow.files import write_atomic
+from lipflow.files import save_tensors, write_atomic
 from lipflow.frozen.linear import ROOM, Map
 from lipflow.frozen.lower import lower
 from lipflow.frozen.primitive import PRIMITIVES, Affine, Primitive
@@ -178,7 +177,7 @@ class Frozen(nn.Module):
         """Write the network to a safetensors file: tensors, and the list of primitives as metadata."""
         metadata = {"lipflow": json.dumps(describe(self), sort_keys=True)}
         tensors = {name: t.contiguous() for name, t in tensors_of(self.primitives)}
-        write_atomic(Path(path), lambda temporary: save_file(tensors, temporary, metadata))
+        write_atomic(Path(path), lambda temporary: save_tensors(tensors, temporary, metadata))
 
     @staticmethod
     @_on_the_cpu
@@ -262,7 +261,7 @@ def _account(frozen: Frozen, put: Any) -> None:
         widest = max(norm_up(row) for row in x)
         if math.isinf(widest):
             raise ValueError(f"primitive {i}: {p.kind} ({p.shape}) gives numbers that are not finite")
-        reach = Fraction(up((Fraction(widest) + Fraction(total) * radius + 2 * error) * (1 + ROOM)))
+        reach = Fraction(up((Fraction(widest) + Fraction(total) * radius + 4 * error) * (1 + ROOM)))
     if x.ndim != 2 or len(x) != 1 or x.shape[1] < 2:
         raise ValueError(f"a classifier ends in (batch, classes) with at least 2 classes, not {tuple(x.shape)}")
     rounding = up(error)

@@ -2,7 +2,6 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any, cast
@@ -12,20 +11,26 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lipflow.blocks import Head, Mirrored
-from lipflow.bound import Bound, Domain, Lipschitz, Shape, fold, fold_origin, in_order, require_plain
+from lipflow.bound import Bound, Domain, Lipschitz, Shape, fold, fold_origin, in_order, require_plain, shape_of
 from lipflow.flows.together import Hold, followed, in_chains, iterate, through
-from lipflow.flows.weight import Weight
 
 
 class _Again:
     """Around a second computation of the same: nothing moves the vectors of norms, and nothing has moved them since."""
 
-    def __init__(self, hold: Hold, weights: Sequence[Weight]) -> None:
-        self.hold, self.weights = hold, weights
-        self.versions = [weight.u._version for weight in weights]
+    def __init__(self, network: nn.Module) -> None:
+        self.hold, self.network = Hold(network.modules()), network
+        self.left: list[tuple[int, int]] = []
+
+    def remember(self) -> None:
+        """After the first computation: how it left the buffers."""
+        self.left = self._buffers()
+
+    def _buffers(self) -> list[tuple[int, int]]:
+        return [(id(buffer), buffer._version) for buffer in self.network.buffers()]
 
     def __enter__(self) -> None:
-        if self.versions != [weight.u._version for weight in self.weights]:
+        if self.left != self._buffers():
             raise RuntimeError(
                 "with checkpoint_activations, a forward pass in training must be followed by its backward pass: "
                 "another one has moved the step sizes since"
@@ -42,17 +47,18 @@ class Network(Lipschitz):
     Bytes k are read as k/255, live as frozen.
 
     With `checkpoint_activations`, training keeps the activations between segments of layers only, and computes the
-    others again in the backward pass: memory grows like the square root of the depth, for one more forward pass.
+    others again in the backward pass: memory grows like the square root of the depth, for one more forward pass. Under
+    torch.compile it has no effect.
     """
 
     def __init__(self, stages: "OrderedDict[str, nn.Module]", in_shape: Shape) -> None:
         super().__init__()
         self.stages = nn.Sequential(stages)
-        self.in_shape = in_shape
+        self.in_shape = shape_of(in_shape)
         self.name: str | None = None
         self.sizes: dict[str, Any] = {}
         self.checkpoint_activations = False
-        self.see(in_shape)
+        self.see(self.in_shape)
 
     def see(self, in_shape: Shape) -> None:
         """Show every layer its input size, so that buffers exist before an optimiser or another rank asks for them."""
@@ -87,7 +93,7 @@ class Network(Lipschitz):
         weights = followed(self)
         iterate(weights)
         with Hold(weights):
-            return self._sparing(layers, weights, x) if self.checkpoint_activations else through(layers, x)
+            return self._sparing(layers, x) if self.checkpoint_activations else through(layers, x)
 
     def mirrored(self) -> "Network":
         """The network whose scores are the mean over an image and its mirror image, made of the same modules.
@@ -114,9 +120,9 @@ class Network(Lipschitz):
             raise TypeError(f"images are uint8, or floats in [0, 1], not {x.dtype}")
         return x
 
-    def _sparing(self, layers: list[nn.Module], weights: list[Weight], x: Tensor) -> Tensor:
+    def _sparing(self, layers: list[nn.Module], x: Tensor) -> Tensor:
         """Through all layers, keeping what passes between segments of about √n of n layers only."""
-        again = _Again(Hold(self.modules()), weights)
+        again = _Again(self)
 
         def contexts() -> tuple[AbstractContextManager[None], _Again]:
             return nullcontext(), again
@@ -125,6 +131,7 @@ class Network(Lipschitz):
         for first in range(0, len(layers), length):
             segment = layers[first : first + length]
             x = cast(Tensor, checkpoint(through, segment, x, use_reentrant=False, context_fn=contexts))
+        again.remember()
         return x
 
     def bound(self, domain: Domain) -> Bound:

@@ -14,6 +14,7 @@ from torch import Tensor
 Side = tuple[int, int]  # one axis of a torus: its side N, and its twist θ/π, 0 or 1
 Torus = tuple[Side, Side]
 CHUNK_BYTES = 256 * 2**20  # frequencies are taken in chunks of about this size
+MOST_SIDE = 2**29  # of a torus: phases are computed in integers of 64 bits
 MOST_BYTES = 2 * 2**30  # one frequency with all its aliases may take this much
 
 
@@ -49,8 +50,8 @@ def phases(
     On the torus of sides N, with a twist of π·t on an axis, ω = (2πf + πt)/N: an angle of
     (2f + t)·d·j / (2N) turns on each axis, added over the common denominator 2·N₁·N₂.
     """
-    turns = [
-        (2 * f[None, :] + t) * (d * torch.arange(k)[:, None]) % (2 * n)
+    turns = [  # of integers below 2⁶², as d·j is reduced first
+        (2 * f[None, :] + t) * torch.tensor([[d * j % (2 * n)] for j in range(k)]) % (2 * n)
         for k, d, n, f, t in zip(kernel_size, dilation, sides, frequencies, twist, strict=True)
     ]
     rows, columns = turns
@@ -82,6 +83,8 @@ def symbols(
     """The symbols at half of the coarse frequencies, aliases side by side, as real matrices [[Re, -Im], [Im, Re]]."""
     out, grouped, height, width = kernel.shape
     sides, twist = (torus[0][0], torus[1][0]), (torus[0][1], torus[1][1])
+    if max(sides) >= MOST_SIDE:
+        raise ValueError(f"a torus of sides {sides} has more frequencies than can be told apart; images are smaller")
     coarse = [n // s for n, s in zip(sides, strides, strict=True)]
     aliases = strides[0] * strides[1]
     # f and -f (with a half twist: -f - 1) are conjugate, so the first axis needs half of its frequencies.

@@ -43,7 +43,7 @@ def norm_estimate(op: LinearOperator, u: Tensor | None = None, iterations: int =
 
 @torch.no_grad()
 def power_iteration(op: LinearOperator, u: Tensor, iterations: int) -> Tensor:
-    """u ← WᵀWu/‖WᵀWu‖, some times. Where WᵀWu = 0 there is nothing to follow, and u stays.
+    """u ← WᵀWu/‖WᵀWu‖, some times. Where WᵀWu is 0, or no number, there is nothing to follow, and u stays.
 
     Nothing is added to a norm to divide by it: that would shrink the estimate.
     """
@@ -55,7 +55,7 @@ def power_iteration(op: LinearOperator, u: Tensor, iterations: int) -> Tensor:
         for _ in range(iterations):
             v = _unit(op(u[None]))
             w = _unit(op.adjoint(v))[0]
-            u = torch.where((w != 0).any(), w, u)
+            u = torch.where((w != 0).any() & w.isfinite().all(), w, u)
     return u
 
 

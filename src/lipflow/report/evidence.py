@@ -188,7 +188,7 @@ def read_certificate(folder: Path) -> Certificate:
     _hold(bool((columns["radius"] >= 0).all()), rows, "a radius is at least 0")
     label, classes = columns["label"], columns["logits"].shape[1]
     _hold(classes >= 2 and bool(((label >= 0) & (label < classes)).all()), rows, "a label is beyond the classes")
-    _pixels(columns["images"], rows)
+    _pixels(columns["images"], rows, axes=columns["images"].ndim)
     lines: Any = said.get("primitives")
     _hold(isinstance(lines, list), path, "it has no list of primitives")
     ledger = tuple(_primitive(_table(line, path, "a primitive"), path) for line in lines)
@@ -300,10 +300,10 @@ def _arrays(path: Path, expected: Any, names: tuple[str, ...]) -> dict[str, np.n
     return found
 
 
-def _pixels(images: np.ndarray, path: Path) -> None:
+def _pixels(images: np.ndarray, path: Path, axes: int = 4) -> None:
     floats = images.dtype.kind == "f" and bool(((images >= 0) & (images <= 1)).all())
     _hold(images.dtype == np.uint8 or floats, path, "images are uint8, or floats in [0, 1]")
-    shaped = images.ndim == 4 and all(side >= 1 for side in images.shape[1:])
+    shaped = images.ndim == max(axes, 2) and all(side >= 1 for side in images.shape[1:])
     _hold(shaped, path, "images are (n, channels, height, width)")
 
 

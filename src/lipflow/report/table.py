@@ -7,7 +7,7 @@ some images stands beside what is certified of the same images, so that certifie
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -131,20 +131,28 @@ def _remarks(run: Evidence) -> list[str]:
     """What a reader has to know: what is missing, and in which flags this is not the published run."""
     remarks = run.missing
     try:
-        changed = differences(Run.of(run.record.run.model, run.record.run.data), run.record.run)
+        published = replace(Run.of(run.record.run.model, run.record.run.data), validation=0)  # nothing is held out
+        changed = differences(published, run.record.run)
     except ValueError:  # a model without a recipe
         changed = []
-    changed = [change for change in changed if change.flag != "seed"]
+    changed = [change for change in changed if change.flag not in ("seed", "threads", "radii")]
     if changed and reference(run.record.run) is not None:
         remarks.append(f"not the published run: {'; '.join(map(_difference, changed))}")
     return remarks
 
 
 def _difference(change: Difference) -> str:
-    """ "--epochs 20 (published: 200)", and sizes as they are typed."""
-    asked = change.asked
-    typed = " ".join(f"{name}={value}" for name, value in asked.items()) if isinstance(asked, dict) else asked
-    return f"--{change.flag} {typed}" + ("" if change.stored in ({}, None) else f" (published: {change.stored})")
+    """ "--epochs 20 (published: 200)"."""
+    return f"--{change.flag} {_typed(change.asked)}" + (
+        "" if change.stored in ({}, None) else f" (published: {_typed(change.stored)})"
+    )
+
+
+def _typed(value: object) -> str:
+    """A flag's value as it is typed."""
+    if isinstance(value, dict):
+        return " ".join(f"{name}={size}" for name, size in value.items())
+    return "by default" if value is None else " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def markdown(summary: Summary, warnings: Sequence[str] = ()) -> str:

@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from lipflow.files import write_atomic
+from lipflow.files import save_tensors, write_atomic
 from lipflow.models import Network, build
 
 KEEP = 2
@@ -44,7 +43,7 @@ def save_model(network: Network, path: Path) -> None:
     }
     tensors = {name: _plain(tensor) for name, tensor in network.state_dict().items()}
     metadata = {"lipflow": json.dumps(recipe, sort_keys=True)}
-    write_atomic(path, lambda temporary: save_file(tensors, temporary, metadata))
+    write_atomic(path, lambda temporary: save_tensors(tensors, temporary, metadata))
 
 
 def load_model(path: Path | str) -> Network:
@@ -93,7 +92,7 @@ class Checkpoints:
         digest.unlink(missing_ok=True)  # of an earlier life of this run: from here on it would be wrong
         tensors = {name: _plain(tensor) for name, tensor in checkpoint.tensors.items()}
         metadata = {"lipflow": json.dumps({"step": checkpoint.step, "numbers": checkpoint.numbers})}
-        write_atomic(path, lambda temporary: save_file(tensors, temporary, metadata))
+        write_atomic(path, lambda temporary: save_tensors(tensors, temporary, metadata))
         line = f"{_sha256(path)}  {path.name}\n"
         write_atomic(digest, lambda temporary: temporary.write_text(line))
         for step in self.steps()[KEEP:]:

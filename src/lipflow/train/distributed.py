@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -93,7 +94,8 @@ def join(device: str) -> Iterator[Ranks]:
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if own:
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+        # One rank may read the data, or certify, for hours while the others wait; torch's default is 10 minutes.
+        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=timedelta(days=7))
     try:
         yield Ranks(dist.get_rank(), world, chosen)
     finally:
@@ -112,7 +114,11 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {name}: torch finds no GPU here; use --device cpu")
     if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", local_rank)
+        device = torch.device("cuda", local_rank)
+    try:
+        torch.empty(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"--device {name} cannot be used here: {str(error).splitlines()[0]}") from None
     return device
 
 

@@ -49,6 +49,7 @@ class Learner:
     def __init__(self, network: Network, run: Run, split: Split, ranks: Ranks) -> None:
         self.network = network.to(ranks.device).train()
         self.run, self.split, self.ranks = run, split, ranks
+        self._augmented(torch.zeros(1, dtype=torch.int64), 0)  # refuses images that the recipe does not fit
         self.network.checkpoint_activations = run.checkpoint_activations
         self.loss = make_loss(run.recipe, network)
         self.parallel = ranks.wrap(network)
@@ -73,10 +74,8 @@ class Learner:
         The rank sums over its part and divides by the size of the whole batch. DistributedDataParallel takes the mean
         over the ranks, hence the factor `world`: parts may differ in size, or be empty, and the gradient is the same.
         """
-        recipe, part = self.run.recipe, self.ranks.share(batch)
-        images = self.split.images[part].to(self.ranks.device)
-        if recipe.pad or recipe.flip:
-            images = augment(images, part, self.run.seed, epoch, pad=recipe.pad, mode=recipe.pad_mode, flip=recipe.flip)
+        part = self.ranks.share(batch)
+        images = self._augmented(part, epoch)
         labels = self.split.labels[part].to(self.ranks.device)
         self.optimiser.zero_grad(set_to_none=True)
         with self._precision():
@@ -84,6 +83,12 @@ class Learner:
         share = self.loss.each(logits, labels, self.network.head).sum() / len(batch)
         (share * self.ranks.world).backward()
         return share.item()
+
+    def _augmented(self, part: Tensor, epoch: int) -> Tensor:
+        recipe, images = self.run.recipe, self.split.images[part].to(self.ranks.device)
+        if recipe.pad or recipe.flip:
+            return augment(images, part, self.run.seed, epoch, pad=recipe.pad, mode=recipe.pad_mode, flip=recipe.flip)
+        return images
 
     def _precision(self) -> AbstractContextManager[object]:
         """What the recipe says products are computed in."""

@@ -58,15 +58,15 @@ def train(run: Run, resume: bool = False) -> Result:
         budget = Budget(parse_duration(run.budget), learner, data.validation) if run.budget else None
         if stored is None:
             steps = budget.first(began) if budget else run.recipe.epochs * learner.steps_per_epoch
-            stored = Record(run, Plan.of(steps), environment(ranks))
-            if ranks.first:
-                _require_new(folder)  # again, as starting takes a while
-                folder.mkdir(parents=True, exist_ok=True)
-                stored.write(folder)
+            digests = {split: data.digest(split) for split in ("train", "validation", "test")}
+            record = Record(run, Plan.of(steps), environment(ranks), data_sha256=digests)
+        else:
+            record = _require_same_images(stored, data)
         with _held(folder) if ranks.first else nullcontext():
-            if resume and ranks.first:
-                stored.write(folder)
-            return _run(stored, learner, data, budget, began)
+            if ranks.first:
+                _require_unchanged(run, stored)  # as starting takes a while
+                record.write(folder)
+            return _run(record, learner, data, budget, began)
 
 
 def _run(record: Record, learner: Learner, data: Dataset, budget: Budget | None, start: float) -> Result:
@@ -143,7 +143,9 @@ def _certify(learner: Learner, data: Dataset, scribe: Scribe | None) -> Accuracy
     say(f"freezing the network, and certifying {len(part)} validation images exactly (--exact 0: skip this)")
     try:
         return exact(learner.network, part, learner.run.recipe.radii, learner.ranks, say)
-    except (ValueError, TypeError, ArithmeticError) as error:
+    except (ValueError, TypeError, ArithmeticError, RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError | MemoryError) and learner.ranks.world > 1:  # of this rank alone, perhaps
+            raise
         say(f"there is no exact result: {error}")
         return None
 
@@ -177,16 +179,37 @@ def _scribe(
 
 
 def _require_new(folder: Path) -> None:
-    if (folder / "run.json").exists():
+    """Refuse a folder that holds anything of a run, but for one that has not come to its first step."""
+    log = folder / "log.jsonl"
+    begun = [name for name in (FINAL, BEST, "checkpoints") if (folder / name).exists()]
+    begun += [log.name] if log.exists() and log.stat().st_size else []
+    if begun and (folder / "run.json").exists():
         raise ValueError(f"{folder} holds a run already; add --resume to go on with it, or give another --out")
-    for name in (FINAL, BEST, "log.jsonl", "checkpoints"):
-        if (folder / name).exists():
-            raise ValueError(f"{folder} holds {name} of a run without its run.json; give another --out")
+    if begun:
+        raise ValueError(f"{folder} holds {begun[0]} of a run without its run.json; give another --out")
+
+
+def _require_unchanged(run: Run, stored: Record | None) -> None:
+    """Refuse what another process has done to the folder since it was looked at."""
+    if stored is None:
+        _require_new(run.folder)
+    elif (run.folder / FINAL).is_file() or _stored(run) != stored:
+        raise ValueError(f"another process has just trained in {run.folder}; type the command again")
+
+
+def _require_same_images(stored: Record, data: Dataset) -> Record:
+    if others := stored.other_images(data, "train", "validation"):
+        raise ValueError(
+            f"{stored.run.folder} cannot go on: the {' and '.join(others)} images are not those that it began with; "
+            "give --data-dir of the old ones, or train anew with another --out"
+        )
+    return stored
 
 
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
     """Let no other process train in a folder meanwhile; the system lets go of it, however this process ends."""
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
     except ImportError:  # on Windows

@@ -5,13 +5,15 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 import lipflow
+from lipflow.data import Dataset
+from lipflow.data.dataset import SplitName
 from lipflow.files import write_atomic
 from lipflow.machine import processor
 from lipflow.models import Network
@@ -26,12 +28,13 @@ FINAL, BEST = "model.safetensors", "best.safetensors"
 
 @dataclass(frozen=True)
 class Record:
-    """A run, the plan of its schedule, what it first ran on, and the exact result once it has ended."""
+    """A run, the plan of its schedule, what it first ran on, the exact result once it has ended, and its images."""
 
     run: Run
     plan: Plan
     environment: Mapping[str, Any]
     exact: Accuracy | None = None
+    data_sha256: Mapping[str, str] = field(default_factory=dict)  # of each split; older runs have none
 
     @property
     def steps(self) -> int:
@@ -44,6 +47,8 @@ class Record:
             values["plan"] = self.plan.decisions
         if self.exact is not None:
             values["validation_exact"] = asdict(self.exact)
+        if self.data_sha256:
+            values["data_sha256"] = dict(self.data_sha256)
         text = json.dumps(values, indent=2)
         write_atomic(folder / "run.json", lambda temporary: temporary.write_text(text + "\n"))
 
@@ -54,14 +59,19 @@ class Record:
             values = json.loads(path.read_text())
             run, environment = Run.from_json(values["run"]), values["environment"]
             plan = Plan.of(values.get("plan", values["steps"]))
-            if plan.steps != values["steps"] or not isinstance(environment, dict):
-                raise ValueError(f"steps={values['steps']!r}, plan={plan}, environment={environment!r}")
+            digests = values.get("data_sha256", {})
+            if plan.steps != values["steps"] or not isinstance(environment, dict) or not isinstance(digests, dict):
+                raise ValueError(f"steps={values['steps']!r}, plan={plan}, environment={environment!r}, {digests!r}")
             exact = Accuracy(**values["validation_exact"]) if "validation_exact" in values else None
         except (FileNotFoundError, NotADirectoryError):
             raise ValueError(f"{folder} holds no run: there is no {path}") from None
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} is not a record of a run: {error}") from None
-        return cls(run, plan, environment, exact)
+        return cls(run, plan, environment, exact, digests)
+
+    def other_images(self, data: Dataset, *splits: SplitName) -> list[str]:
+        """Those of some splits that hold other images than when the run began, as far as it is known."""
+        return [split for split in splits if self.data_sha256.get(split, data.digest(split)) != data.digest(split)]
 
 
 def environment(ranks: Ranks) -> dict[str, Any]:
@@ -89,6 +99,8 @@ def load_run(path: Path | str, which: Literal["final", "best"] = "final") -> tup
     folder = Path(path)
     run = Record.read(folder).run
     file = folder / {"final": FINAL, "best": BEST}[which]
+    if which == "best" and not file.is_file() and (folder / FINAL).is_file():
+        raise ValueError(f"{folder} has no {file.name}: no validation images chose one; its network is `final`")
     if not file.is_file():
         raise ValueError(f"{folder} has no {file.name}: the run has not ended; `lipflow train --out {folder} --resume`")
     return run, load_model(file)

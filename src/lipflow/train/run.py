@@ -99,6 +99,8 @@ class Run:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Run":
         """The inverse of `to_json`, through JSON and back; anything else than a run's fields is refused."""
+        if not isinstance(values, Mapping):
+            raise ValueError(f"a run is a table of fields, not {values!r}")
         recipe = _typed(Recipe, values.get("recipe", {}))
         return cls(**{**_typed(cls, {k: v for k, v in values.items() if k != "recipe"}), "recipe": Recipe(**recipe)})
 
