@@ -34,6 +34,7 @@ is not certified: an attack that finds nothing anywhere says nothing.
 
 All are on one network, `cpl-digits`, trained by `tests/soundness/conftest.py` in a few seconds, and on images of the
 handwritten digits that it was not trained on.
+A row is of the commit that it names; what changed since has the smaller searches behind it.
 
 ## Where the rows come from
 

@@ -35,6 +35,22 @@ def test_a_crop_is_the_padded_image_cut_and_mirrored_one_image_at_a_time(shape, 
         assert np.array_equal(crops[i].numpy(), expected)
 
 
+@pytest.mark.parametrize("erase", [1, 4, 5, 40])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_square_has_the_mean_colour_of_its_crop(shape, erase):
+    n, (_, height, width) = 40, shape
+    images, indices = noise(n, *shape), torch.arange(n)
+    crops = augment(images, indices, 3, 2, pad=1)
+    erased = augment(images, indices, 3, 2, pad=1, erase=erase)
+    tops, lefts = (below(bits(key(p, 3, 2), indices), side) - erase // 2 for p, side in ((5, height), (6, width)))
+    for i, (top, left) in enumerate(zip(tops.tolist(), lefts.tolist(), strict=True)):
+        expected = crops[i].clone()
+        rows, columns = slice(max(top, 0), max(top + erase, 0)), slice(max(left, 0), max(left + erase, 0))
+        expected[:, rows, columns] = crops[i].double().mean((1, 2)).to(torch.uint8)[:, None, None]
+        assert torch.equal(erased[i], expected)
+    assert augment(images[:0], indices[:0], 3, 2, erase=erase).shape == (0, *shape)
+
+
 def test_no_pad_and_no_flip_is_the_identity():
     images = noise(10, 3, 7, 5)
     assert torch.equal(augment(images, torch.arange(10), 0, 0, pad=0, flip=False), images)
@@ -105,6 +121,7 @@ def test_offsets_and_flips_are_uniform_and_independent(pad):
         (noise(4, 3, 8, 8), torch.arange(4), {"mode": "wrap"}, "'reflect', 'zeros'; got 'wrap'"),
         (noise(4, 3, 8, 8), torch.arange(4), {"pad": 8}, "cannot reflect-pad 8×8 images by 8"),
         (noise(4, 3, 8, 8), torch.arange(4), {"pad": -1, "mode": "zeros"}, "by -1"),
+        (noise(4, 3, 8, 8), torch.arange(4), {"erase": -1}, "side -1"),
     ],
 )
 def test_refusals(images, indices, arguments, message):

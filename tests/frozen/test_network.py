@@ -60,6 +60,16 @@ def test_the_frozen_layer_agrees_with_the_live_one(name, trained):
     torch.testing.assert_close(frozen(x), expected.detach(), rtol=1e-9, atol=1e-9 + unsolved)
 
 
+@pytest.mark.parametrize("name", FREEZABLE)
+def test_no_attack_breaks_a_certified_point(name):
+    live, shape = _classifier(name, trained=True)
+    frozen = lipflow.freeze(live, in_shape=shape)
+    x = torch.rand(3, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    found = lipflow.certify(frozen, x)
+    inside = found.radius.clamp(max=1e6) * (1 - 1e-9)
+    assert not bool(lipflow.attack.pgd(frozen, x, found.label, [inside]).success.any())
+
+
 def _jacobian(frozen: lipflow.Frozen, x: torch.Tensor) -> torch.Tensor:
     """The Jacobian at x, one copy of x for each of its rows."""
     copies = x.expand(frozen.classes, *x.shape).clone().requires_grad_()

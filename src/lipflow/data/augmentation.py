@@ -1,4 +1,4 @@
-"""Random crops and flips of a batch in memory, each a function of (seed, epoch, image index) alone."""
+"""Random crops, flips and erased squares of a batch in memory, each a function of (seed, epoch, image index) alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lipflow.data.counter import below, bits, key
 
-_ROWS, _COLUMNS, _FLIP = 1, 2, 3
+_ROWS, _COLUMNS, _FLIP, _TOP, _LEFT = 1, 2, 3, 5, 6
 
 
 def augment(
@@ -21,12 +21,14 @@ def augment(
     pad: int = 4,
     mode: Literal["reflect", "zeros"] = "reflect",
     flip: bool = True,
+    erase: int = 0,
 ) -> Tensor:
     """Pad each image by `pad` on all sides, crop a window of the old size at random, mirror half of them left to right.
 
     The paper's augmentation is pad=4, "reflect" (the border pixel is not repeated), with flips; SOC's is "zeros".
     The offsets, uniform on {0, …, 2·pad}², and the flip of an image depend on (seed, epoch, its index) only: see
-    Note [counter-based randomness]. Nothing is padded in fact: the three maps are composed into one gather.
+    Note [counter-based randomness]. Nothing is padded in fact: the three maps are composed into one gather. A square of
+    side `erase` about a random pixel is then set to the image's mean colour (cutout: DeVries and Taylor 2017).
     """
     if images.dim() != 4:
         raise ValueError(f"augment() needs images of shape (batch, channels, height, width); got {tuple(images.shape)}")
@@ -37,6 +39,8 @@ def augment(
         raise ValueError(f"augment() knows the modes {', '.join(map(repr, _SOURCES))}; got {mode!r}")
     if pad < 0 or (mode == "reflect" and pad >= min(height, width)):
         raise ValueError(f"cannot {mode}-pad {height}×{width} images by {pad}; reflection needs 0 <= pad < both sides")
+    if erase < 0:
+        raise ValueError(f"cannot erase a square of side {erase}")
 
     indices = indices.to(images.device)
 
@@ -56,6 +60,15 @@ def augment(
     if mode == "zeros":
         inside = _inside(rows, height)[:, :, None] & _inside(columns, width)[:, None, :]
         crops.masked_fill_(~inside[:, None], 0)
+    if erase and batch:
+
+        def within(purpose: int, side: int) -> Tensor:  # (batch, side)
+            first = below(bits(key(purpose, seed, epoch), indices), side) - erase // 2
+            position = torch.arange(side, device=images.device) - first[:, None]
+            return (position >= 0) & (position < erase)
+
+        square = within(_TOP, height)[:, None, :, None] & within(_LEFT, width)[:, None, None, :]
+        crops = torch.where(square, crops.double().mean((2, 3), keepdim=True).to(crops.dtype), crops)
     return crops
 
 

@@ -86,9 +86,18 @@ class Learner:
 
     def _augmented(self, part: Tensor, epoch: int) -> Tensor:
         recipe, images = self.run.recipe, self.split.images[part].to(self.ranks.device)
-        if recipe.pad or recipe.flip:
-            return augment(images, part, self.run.seed, epoch, pad=recipe.pad, mode=recipe.pad_mode, flip=recipe.flip)
-        return images
+        if not (recipe.pad or recipe.flip or recipe.erase):
+            return images
+        return augment(
+            images,
+            part,
+            self.run.seed,
+            epoch,
+            pad=recipe.pad,
+            mode=recipe.pad_mode,
+            flip=recipe.flip,
+            erase=recipe.erase,
+        )
 
     def _precision(self) -> AbstractContextManager[object]:
         """What the recipe says products are computed in."""

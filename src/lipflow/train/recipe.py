@@ -46,6 +46,8 @@ class Recipe:
     """Augmentation: what lies beyond the border."""
     flip: bool = True
     """Augmentation: mirror half of the images."""
+    erase: int = 0
+    """Augmentation: set a square of so many pixels a side, anywhere, to the image's mean colour."""
     inputs: Literal["mean", "mean-std", "model"] = "mean"
     """The input: less the training mean, also divided by std (then L = 1/min std), or as the model has it."""
     lln: bool = False
@@ -61,7 +63,7 @@ class Recipe:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"--{flag(name)} is one of {', '.join(choices)}, not {getattr(self, name)!r}")
-        at_least = {"lr": 0, "weight_decay": 0, "epochs": 1, "batch_size": 1, "pad": 0, "threads": 0}
+        at_least = {"lr": 0, "weight_decay": 0, "epochs": 1, "batch_size": 1, "pad": 0, "erase": 0, "threads": 0}
         for name, least in at_least.items():
             if not getattr(self, name) >= least:
                 raise ValueError(f"--{flag(name)} must be at least {least}, not {getattr(self, name)}")
