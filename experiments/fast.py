@@ -25,16 +25,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.provenance import of_test, origin, provenance
 from experiments.runner import answered, ensure, state
 from experiments.scale import GRID, TRAINING
 from lipflow.files import write_atomic
 from lipflow.machine import settle
-from lipflow.report.evidence import Certificate
 from lipflow.report.published import CIFAR10, EPSILONS
 from lipflow.train.run import Run
+
+if TYPE_CHECKING:
+    from lipflow.report.evidence import Certificate
 
 RESULT, PAGE, FIGURE = Path("experiments/results/fast.json"), Path("docs/fast.md"), Path("docs/figures/fast.png")
 FOLDER, AUTO, SHIPPED = Path("runs/fast"), "autoattack.json", "cpl-fast-cifar10"
@@ -70,14 +72,14 @@ ROWS = (
 )
 
 
-def certified(folder: Path, data_dir: Path | None) -> Certificate:
+def certified(folder: Path, data_dir: Path | None) -> "Certificate":
     """The certificate of all test images, made unless it is there."""
     from lipflow.commands.certify import Certify, certify
 
     return of_test(folder, TEST, lambda: certify(Certify(folder, data_dir=data_dir)))
 
 
-def summary(held: Certificate) -> dict[str, Any]:
+def summary(held: "Certificate") -> dict[str, Any]:
     """What a certificate of test images says of its network."""
     from lipflow.report.table import accuracy
     from lipflow.train.recipe import radius

@@ -16,12 +16,17 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file of this process, sync it to the disk, and give it its name in one step."""
     with filled(path, write) as temporary:
         temporary.replace(path)
+    sync_names(path.parent)
+
+
+def sync_names(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
     with contextlib.suppress(OSError):  # a folder cannot be synced on every system
-        folder = os.open(path.parent, os.O_RDONLY)
+        number = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(folder)
+            os.fsync(number)
         finally:
-            os.close(folder)
+            os.close(number)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from lipflow.certificate import Certificates
-from lipflow.files import filled
+from lipflow.files import filled, sync_names
 from lipflow.frozen import Frozen
 from lipflow.frozen.linear import Map
 from lipflow.frozen.spectral import Spectral
@@ -57,6 +57,7 @@ def write(
             weights.replace(folder / WEIGHTS)
             table.replace(folder / ROWS)
             said.replace(folder / CLAIMS)
+    sync_names(folder)
 
 
 def claims(

@@ -79,7 +79,8 @@ def test_the_page_and_the_readme_are_of_the_stored_numbers():
         "SOC-10 by its own recipe, 30 minutes on two cores": "soc-10, 30m",
     }
     for words, title in told.items():
-        every = [[run["clean"], *(run["certified"][eps] for eps in EPSILONS)] for run in stored["rows"][title]]
+        runs = fast._finished(stored["rows"][title])
+        every = [[run["clean"], *(run["certified"][eps] for eps in EPSILONS)] for run in runs]
         means = " | ".join(f"{100 * mean(column):.1f}" for column in zip(*every, strict=True))
         assert f"| {words} | {means} |" in readme
     assert f"certifies **{100 * stored['shipped']['certified']['36/255']:.1f}%** of the test images" in readme

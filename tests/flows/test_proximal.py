@@ -371,7 +371,7 @@ def test_after_a_layer_that_autocast_has_rounded(step):
         assert implicit.double()(torch.zeros(1, 6, dtype=torch.float64)).dtype == torch.float64
 
 
-@pytest.mark.parametrize("step", [ImplicitEuler(), Midpoint()])
+@pytest.mark.parametrize("step", [ImplicitEuler(iterations=60), Midpoint(iterations=60)])
 def test_all_ways_to_differentiate_agree(step):
     torch.manual_seed(0)
     layer = Flow(ConvexPotential(DenseWeight(4, 6), "tanh"), step).double().eval()

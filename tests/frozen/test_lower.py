@@ -82,6 +82,9 @@ class Twice(Dense):
     def __call__(self, x, bias=None):
         return 2 * super().__call__(x, bias)
 
+    def with_weight(self, weight):
+        return Twice(weight)
+
 
 class TwiceWeight(DenseWeight):
     def operator(self, shape):

@@ -62,10 +62,12 @@ def certify(arguments: Certify) -> int:
             others = f"the {arguments.split} images are not those that were there when {folder} was trained"
             if arguments.data_dir is None:
                 raise ValueError(
-                    f"{others}: files were added, removed or changed, and some of these may have been trained on; "
+                    f"{others}: files were added, removed, changed or are decoded differently, and some of these may "
+                    "have been trained on; "
                     "to certify other images on purpose, give their --data-dir"
                 )
-            print(others)
+            if ranks.first:
+                print(others)
         start = time.perf_counter()
         frozen = freeze(network)
         if ranks.first:

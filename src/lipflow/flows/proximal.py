@@ -104,7 +104,8 @@ def _resolve(gradient: Gradient, z: Tensor, h: float, g: Tensor, most: int = 100
     def apply(w: Tensor) -> Tensor:
         if not value.requires_grad:
             return w  # a constant gradient: H = 0
-        (hessian,) = torch.autograd.grad(value, point, w, retain_graph=True, allow_unused=True)
+        with in_full(g):
+            (hessian,) = torch.autograd.grad(value, point, w, retain_graph=True, allow_unused=True)
         return w if hessian is None else w + h * hessian
 
     def dot(a: Tensor, b: Tensor) -> Tensor:

@@ -144,7 +144,7 @@ def _iterate_as_one(weights: Sequence[ConvWeight]) -> None:
     geometry = {**first.geometry, "groups": count * first.geometry["groups"]}
     size = first.in_size
     assert size is not None
-    op = Conv2d(torch.cat([weight.weight for weight in weights]), size, **geometry)
+    op = Conv2d(torch.cat([weight.weight.detach() for weight in weights]), size, **geometry)
     old = torch.stack([weight.u for weight in weights])
     v = _units(_apply(op, old.reshape(1, *op.in_shape)), count)
     new = _units(_apply(op, v, forward=False), count).reshape(old.shape)

@@ -54,7 +54,7 @@ def power_iteration(op: LinearOperator, u: Tensor, iterations: int) -> Tensor:
     with in_full(u):
         for _ in range(iterations):
             v = _unit(op(u[None]))
-            w = _unit(op.adjoint(v))[0]
+            w = _unit(op.adjoint(v))[0].detach()  # no_grad does not stop derivatives of forward mode
             u = torch.where((w != 0).any() & w.isfinite().all(), w, u)
     return u
 

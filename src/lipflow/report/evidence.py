@@ -162,6 +162,8 @@ def read(folder: Path, name: str) -> Evidence:
     """One run; what is there has to fit together."""
     record = Record.read(folder)
     certificate = read_certificate(folder) if (folder / CLAIMS).is_file() else None
+    if certificate is not None:
+        _pictures(certificate.images, folder / ROWS)
     attacked = certificate is not None and (folder / OUTCOMES).is_file()
     outcome = _outcome(folder, certificate) if certificate is not None and attacked else None
     losses, epochs = _log(folder / "log.jsonl")
@@ -188,7 +190,7 @@ def read_certificate(folder: Path) -> Certificate:
     _hold(bool((columns["radius"] >= 0).all()), rows, "a radius is at least 0")
     label, classes = columns["label"], columns["logits"].shape[1]
     _hold(classes >= 2 and bool(((label >= 0) & (label < classes)).all()), rows, "a label is beyond the classes")
-    _pixels(columns["images"], rows, axes=columns["images"].ndim)
+    _pixels(columns["images"], rows)
     lines: Any = said.get("primitives")
     _hold(isinstance(lines, list), path, "it has no list of primitives")
     ledger = tuple(_primitive(_table(line, path, "a primitive"), path) for line in lines)
@@ -246,6 +248,7 @@ def _examples(path: Path, expected: Any, certificate: Certificate) -> Examples:
     for name in ("inside", "nearest"):
         _hold(columns[name].shape[1:] == shape, path, f"{name} are images of another shape")
         _pixels(columns[name], path)
+        _pictures(columns[name], path)
     return Examples(**columns)
 
 
@@ -300,11 +303,14 @@ def _arrays(path: Path, expected: Any, names: tuple[str, ...]) -> dict[str, np.n
     return found
 
 
-def _pixels(images: np.ndarray, path: Path, axes: int = 4) -> None:
+def _pixels(images: np.ndarray, path: Path) -> None:
     floats = images.dtype.kind == "f" and bool(((images >= 0) & (images <= 1)).all())
     _hold(images.dtype == np.uint8 or floats, path, "images are uint8, or floats in [0, 1]")
-    shaped = images.ndim == max(axes, 2) and all(side >= 1 for side in images.shape[1:])
-    _hold(shaped, path, "images are (n, channels, height, width)")
+    _hold(images.ndim >= 2 and all(side >= 1 for side in images.shape[1:]), path, "images have at least one entry each")
+
+
+def _pictures(images: np.ndarray, path: Path) -> None:
+    _hold(images.ndim == 4, path, "images are (n, channels, height, width)")
 
 
 def _flags(values: Any, path: Path) -> np.ndarray:

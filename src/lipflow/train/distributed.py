@@ -118,7 +118,7 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     try:
         torch.empty(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"--device {name} cannot be used here: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"--device {name} cannot be used here: {str(error).partition(chr(10))[0]}") from None
     return device
 
 

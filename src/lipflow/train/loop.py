@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from lipflow.data import Dataset, Split, load
+from lipflow.data.dataset import SplitName
 from lipflow.models import Network
 from lipflow.train.accuracy import Accuracy
 from lipflow.train.budget import Budget
@@ -58,7 +59,8 @@ def train(run: Run, resume: bool = False) -> Result:
         budget = Budget(parse_duration(run.budget), learner, data.validation) if run.budget else None
         if stored is None:
             steps = budget.first(began) if budget else run.recipe.epochs * learner.steps_per_epoch
-            digests = {split: data.digest(split) for split in ("train", "validation", "test")}
+            splits: tuple[SplitName, ...] = ("train", "validation", "test") if ranks.first else ()
+            digests = {split: data.digest(split) for split in splits}
             record = Record(run, Plan.of(steps), environment(ranks), data_sha256=digests)
         else:
             record = _require_same_images(stored, data)
@@ -200,8 +202,8 @@ def _require_unchanged(run: Run, stored: Record | None) -> None:
 def _require_same_images(stored: Record, data: Dataset) -> Record:
     if others := stored.other_images(data, "train", "validation"):
         raise ValueError(
-            f"{stored.run.folder} cannot go on: the {' and '.join(others)} images are not those that it began with; "
-            "give --data-dir of the old ones, or train anew with another --out"
+            f"{stored.run.folder} cannot go on: the {' and '.join(others)} images are not those that it began with, "
+            "or are decoded differently here; give --data-dir of the old ones, or train anew with another --out"
         )
     return stored
 

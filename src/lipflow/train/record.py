@@ -71,7 +71,8 @@ class Record:
 
     def other_images(self, data: Dataset, *splits: SplitName) -> list[str]:
         """Those of some splits that hold other images than when the run began, as far as it is known."""
-        return [split for split in splits if self.data_sha256.get(split, data.digest(split)) != data.digest(split)]
+        known = self.data_sha256
+        return [split for split in splits if split in known and known[split] != data.digest(split)]
 
 
 def environment(ranks: Ranks) -> dict[str, Any]:
