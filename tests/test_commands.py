@@ -69,17 +69,17 @@ def test_a_certificate_stays_until_another_is_whole(run, file, monkeypatch, caps
 def test_images_that_changed_since_the_training_are_not_certified_unawares(tmp_path, capsys):
     image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
     pixels = np.random.default_rng(0).integers(0, 256, (31, 8, 8, 3), dtype=np.uint8)
-    for i, picture in enumerate(pixels):
-        path = tmp_path / "images" / "ab"[i % 2] / f"{i}.png"
+    paths = [tmp_path / "images" / "ab"[i % 2] / f"{i}.png" for i in range(31)]
+    for path, picture in zip(paths, pixels, strict=True):
         path.parent.mkdir(parents=True, exist_ok=True)
         image.fromarray(picture).save(path)
-    path.rename(tmp_path / "later.png")
+    paths[-1].rename(tmp_path / "later.png")
     folder, where = str(tmp_path / "run"), ["--data-dir", str(tmp_path / "images")]
     words = ["--model", "cpl-digits", "--data", "folder", *where, "--out", folder, *TINY, "--epochs", "1"]
     assert cli.main(["train", *(word.replace("channels=2", "channels=4") for word in words)]) == 0
     assert cli.main(["certify", folder]) == 0
     assert "not those" not in capsys.readouterr().out
-    (tmp_path / "later.png").rename(path)
+    (tmp_path / "later.png").rename(paths[-1])
     assert cli.main(["certify", folder]) == 2
     assert "the test images are not those that were there when" in capsys.readouterr().err
     assert cli.main(["certify", folder, *where]) == 0

@@ -301,7 +301,7 @@ def test_what_extends_a_potential_moves_along_its_own_gradient(h):
     field = Ridge(DenseWeight(4, 6))
     network = nn.Sequential(Flow(field, ExplicitEuler(h))).double().eval()
     x = torch.randn(5, 4, dtype=torch.float64)
-    size = float(2 / field.smoothness_estimate(Domain((4,)), learn=False)) if h is None else h
+    size = 2 / field.smoothness_estimate(Domain((4,)), learn=False).item() if h is None else h
     expected = x - size * field.gradient(x)
     torch.testing.assert_close(network(x), expected)
     torch.testing.assert_close(through(network, x), expected)

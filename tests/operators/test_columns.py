@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lipflow import Conv2d
 from lipflow.operators import columns as module
-from lipflow.operators.columns import Columns
+from lipflow.operators.columns import Columns, matrix_of, run
 from tests.operators.test_conv import geometries, integers
 
 LAWS = settings(max_examples=200, deadline=None, derandomize=True)
@@ -35,6 +35,29 @@ def test_every_geometry_and_every_chunk(geometry, batch, cache, seed):
     assert torch.equal(to_wide, wide - expected_wide)
     (expected,) = torch.autograd.grad((op(x) * y).sum(), kernel)
     assert torch.equal(columns.weight_of(total), expected)
+
+
+@LAWS
+@given(
+    geometries(),
+    st.integers(0, 5),
+    st.sampled_from([1, 2000, 2**21]),
+    st.sampled_from([None, True]),
+    st.integers(0, 99),
+)
+def test_running_is_the_convolution_and_its_adjoint(geometry, batch, cache, many, seed):
+    """Image by image, and many at once, as if they lay side by side."""
+    assume(geometry.mode == "zeros")
+    op = geometry.conv(integers(*geometry.kernel_shape, seed=seed))
+    x, y = integers(batch, *op.in_shape, seed=seed + 1), integers(batch, *op.out_shape, seed=seed + 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "CACHE_BYTES", cache)
+        patch.setattr(module, "MANY_BYTES", cache)
+        if many:
+            patch.setattr(Columns, "many_channels", True)
+        for matrix in (None, matrix_of(op)):
+            assert torch.equal(run(op, x, matrix=matrix), op(x))
+            assert torch.equal(run(op, y, forward=False, matrix=matrix), op.adjoint(y))
 
 
 @LAWS

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lipflow.operators import Conv2d, Dense, LinearOperator
-from lipflow.operators.columns import run
+from lipflow.operators.columns import matrix_of, run
 from lipflow.operators.norm import Torus, norm_certificate
 from lipflow.rounding import TINY, gamma, in_range, sqrt_up, up
 
@@ -48,6 +48,11 @@ class Map:
         if self.geometry is None:
             return Dense(self.weight)
         return Conv2d(self.weight, **{k: _tuples(v) for k, v in self.geometry.items()})
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        """The weights as products read them, made once."""
+        return matrix_of(self.op) if isinstance(self.op, Conv2d) else self.weight
 
     @property
     def dots(self) -> tuple[int, int]:
@@ -94,7 +99,7 @@ class _Apply(_Linear):
 
     @staticmethod
     def forward(x: Tensor, w: Map) -> Tensor:
-        return _forward(w.op, x) if isinstance(w.op, Conv2d) else x @ w.weight.T
+        return _forward(w.op, x, w.matrix) if isinstance(w.op, Conv2d) else x @ w.weight.T
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
@@ -114,7 +119,7 @@ class _Adjoint(_Linear):
 
     @staticmethod
     def forward(y: Tensor, w: Map) -> Tensor:
-        return _backward(w.op, y) if isinstance(w.op, Conv2d) else y @ w.weight
+        return _backward(w.op, y, w.matrix) if isinstance(w.op, Conv2d) else y @ w.weight
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
@@ -134,16 +139,16 @@ def _of_batches(function: Callable[[Tensor, Map], Tensor], x: Tensor, w: Map) ->
     return function(x.flatten(0, 1), w).unflatten(0, x.shape[:2])
 
 
-def _forward(op: Conv2d, x: Tensor) -> Tensor:
+def _forward(op: Conv2d, x: Tensor, matrix: Tensor) -> Tensor:
     if op.padding_mode == "circular":
-        return _forward(_unpadded(op), op.pad(x))
-    return run(op, x)
+        return run(_unpadded(op), op.pad(x), matrix=matrix)
+    return run(op, x, matrix=matrix)
 
 
-def _backward(op: Conv2d, y: Tensor) -> Tensor:
+def _backward(op: Conv2d, y: Tensor, matrix: Tensor) -> Tensor:
     if op.padding_mode == "circular":
-        return op.unpad(_backward(_unpadded(op), y))
-    return run(op, y, forward=False)
+        return op.unpad(run(_unpadded(op), y, forward=False, matrix=matrix))
+    return run(op, y, forward=False, matrix=matrix)
 
 
 def _unpadded(op: Conv2d) -> Conv2d:

@@ -38,6 +38,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 SCHEMA = 1
 CHUNK = 250  # images that `certify` runs at a time
+MANY = 64  # images that go through a layer together where its weights are larger than they are
 
 
 class Row(NamedTuple):
@@ -268,7 +269,8 @@ def _account(frozen: Frozen, put: Any) -> None:
     if not (math.isfinite(total) and math.isfinite(rounding)):
         raise ValueError(f"the constants of this network are beyond float64: L = {total}, E = {rounding}")
     put("_flat", flat)
-    put("_at_a_time", max(1, CACHE_BYTES // (8 * largest)))
+    weights = max((t.numel() for _, t in tensors_of(frozen.primitives[:flat])), default=0)
+    put("_at_a_time", max(1, CACHE_BYTES // (8 * largest), min(MANY, weights // largest)))
     put("ledger", ledger)
     put("lipschitz", total)
     put("rounding", rounding)
@@ -350,7 +352,7 @@ def computed_with(p: Primitive) -> list[Tensor]:
     held = [value for value in vars(p).values() if isinstance(value, Tensor)]
     for value in vars(p).values():
         if isinstance(value, Map):
-            held += [value.weight] if value.op.weight is value.weight else [value.weight, value.op.weight]
+            held += {id(t): t for t in (value.weight, value.op.weight, value.matrix)}.values()
     return held
 
 

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from lipflow.operators.conv import Axis, Conv2d
 
 CACHE_BYTES = 2 * 2**20  # the columns of one chunk of images
+MANY_BYTES = 16 * CACHE_BYTES  # where the matrix is larger than that, and is to be read seldom
 Places = tuple[slice, slice]  # along one axis, the positions that a tap joins
 
 LANES = 16  # rows of columns are made up to a multiple of this with zeros, as matrix products like them
@@ -26,18 +27,19 @@ LANES = 16  # rows of columns are made up to a multiple of this with zeros, as m
 class Columns:
     """A zero-padded convolution as its matrix M  # (groups, taps · narrow, wide), and the places of its taps."""
 
-    def __init__(self, op: Conv2d, like: "Columns | None" = None) -> None:
-        """`like` is another convolution of the same geometry, not run at the same time, whose memory may be used."""
+    def __init__(self, op: Conv2d, like: "Columns | None" = None, matrix: Tensor | None = None) -> None:
+        """`like` is another convolution of the same geometry, not run at the same time, whose memory may be used.
+
+        `matrix` is `matrix_of(op)`, if it is known.
+        """
         if op.padding_mode != "zeros":
             raise ValueError("only zero-padded convolutions have columns; pad, and give the one without padding")
-        self.out_is_narrow = out_is_narrow = op.kernel.shape[0] <= op.kernel.shape[1] * op.groups
-        # Of the blocks (groups, out, in, taps) of the kernel to (groups, taps, narrow, wide)
-        self.order = (0, 3, 1, 2) if out_is_narrow else (0, 3, 2, 1)
+        out_is_narrow, self.order = _sides(op)
+        self.out_is_narrow = out_is_narrow
         self.narrow_shape, self.wide_shape = (op.out_shape, op.in_shape)[:: 1 if out_is_narrow else -1]
         self.kernel_shape = op.kernel.shape
-        blocks = op.kernel.unflatten(0, (op.groups, -1)).flatten(3).permute(self.order)
-        self.groups, self.channels = blocks.shape[0], blocks.shape[2]
-        self.matrix = F.pad(blocks.flatten(1, 2), (0, 0, 0, -blocks.shape[1] * self.channels % LANES))
+        self.groups, self.channels = op.groups, self.narrow_shape[0] // op.groups
+        self.matrix = matrix_of(op) if matrix is None else matrix
         # Of each row tap and each column tap, the positions on the narrow side and those on the wide side that it joins
         self.row_taps, self.column_taps = (
             [(out, into) if out_is_narrow else (into, out) for into, out in _places(axis)]
@@ -82,6 +84,32 @@ class Columns:
             torch.bmm(left, right, out=self._split(out))
         else:
             torch.baddbmm(self._split(onto), left, right, alpha=sign, out=self._split(out))
+
+    @property
+    def many_channels(self) -> bool:
+        """Whether the matrix is larger than the columns of an image: then it is read once for many images."""
+        return self.matrix.shape[2] > math.prod(self.wide_shape[1:])
+
+    def at_once(self, x: Tensor, to_narrow: bool) -> Tensor:
+        """Wide → narrow or back, of some images as if they lay side by side in one."""
+        taps, size = (len(self.row_taps), len(self.column_taps), self.channels), (len(x), *self.wide_shape[1:])
+        x = x.unflatten(1, (self.groups, -1)).permute(1, 2, 0, 3, 4)  # (groups, channels, images, rows, columns)
+        between = x.new_zeros(self.groups, taps[0], self.channels, *size[:2], self.narrow_shape[2])
+        if to_narrow:
+            columns = torch.bmm(self.matrix, x.reshape(self.groups, -1, math.prod(size)))
+            by_tap = columns[:, : math.prod(taps)].unflatten(1, taps).unflatten(-1, size)
+            between = _add_taps(by_tap.movedim(2, 0), self.column_taps, -1, between)
+            room = x.new_zeros(self.groups, self.channels, size[0], *self.narrow_shape[1:])
+            out = _add_taps(between.movedim(1, 0), self.row_taps, -2, room)
+        else:
+            for a, (r, rows) in enumerate(self.row_taps):
+                between[:, a, ..., rows, :] = x[..., r, :]
+            columns = x.new_zeros(*self.matrix.shape[:2], *size)
+            by_tap = columns[:, : math.prod(taps)].unflatten(1, taps)
+            for b, (c, cols) in enumerate(self.column_taps):
+                by_tap[:, :, b, ..., cols] = between[..., c]
+            out = torch.bmm(self.matrix.mT, columns.flatten(2)).unflatten(-1, size)
+        return out.permute(2, 0, 1, 3, 4).flatten(1, 2)
 
     def gradient(self) -> Tensor:
         """Zero, for `add_gradient` to add to."""
@@ -146,10 +174,13 @@ class _Rooms:
         )
         self.matrix, self.chunk = of.matrix, 0
 
+    def fit(self, cache: int) -> int:
+        """How many images have columns of so many bytes."""
+        return max(1, cache // (math.prod(self.shapes[0]) * self.matrix.element_size()))
+
     def open(self, batch: int) -> int:
         """How many images of a batch make a chunk, with room for them."""
-        size = math.prod(self.shapes[0]) * self.matrix.element_size()
-        chunk = min(max(1, CACHE_BYTES // size), max(1, batch))
+        chunk = min(self.fit(CACHE_BYTES), max(1, batch))
         if chunk != self.chunk:
             self.chunk = chunk
             self.gathered = [self.matrix.new_zeros(chunk, *shape) for shape in self.shapes]
@@ -157,10 +188,25 @@ class _Rooms:
         return chunk
 
 
-def run(op: Conv2d, x: Tensor, forward: bool = True) -> Tensor:
-    """Wx, or else Wᵀx."""
-    columns, x = Columns(op), x.contiguous()
+def matrix_of(op: Conv2d) -> Tensor:
+    """The matrix M of a convolution: what does not depend on the images  # (groups, taps · narrow, wide)."""
+    blocks = op.kernel.unflatten(0, (op.groups, -1)).flatten(3).permute(_sides(op)[1])
+    return F.pad(blocks.flatten(1, 2), (0, 0, 0, -blocks.shape[1] * blocks.shape[2] % LANES))
+
+
+def _sides(op: Conv2d) -> tuple[bool, tuple[int, ...]]:
+    """Whether the output is narrow; and the order from (groups, out, in, taps) to (groups, taps, narrow, wide)."""
+    out_is_narrow = op.kernel.shape[0] <= op.kernel.shape[1] * op.groups
+    return out_is_narrow, (0, 3, 1, 2) if out_is_narrow else (0, 3, 2, 1)
+
+
+def run(op: Conv2d, x: Tensor, forward: bool = True, matrix: Tensor | None = None) -> Tensor:
+    """Wx, or else Wᵀx; `matrix` is `matrix_of(op)`, if it is known."""
+    columns, x = Columns(op, matrix=matrix), x.contiguous()
     out = x.new_empty(len(x), *(op.out_shape if forward else op.in_shape))
+    if columns.many_channels and len(x) > 1:
+        parts = x.split(columns.rooms.fit(MANY_BYTES))
+        return torch.cat([columns.at_once(part, forward == columns.out_is_narrow) for part in parts], out=out)
     for part in columns.chunks(len(x)):
         if forward == columns.out_is_narrow:
             out[part] = columns.narrow(x[part])
