@@ -7,6 +7,7 @@ import torch
 
 import lipflow
 from lipflow.blocks.cayley import cayley_transform
+from lipflow.flows.resolvent import inverse
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
@@ -108,3 +109,20 @@ def test_an_empty_batch_has_gradients_of_0(make):
     layer(x).sum().backward()
     assert x.grad is not None
     assert all(p.grad is not None and not bool(p.grad.any()) for p in layer.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64, torch.complex128])
+@pytest.mark.parametrize("rows", [64, 192])
+def test_inverses_of_a_batch_are_inverses_on_several_threads(rows, dtype):
+    """torch's own are not: the size and the number of threads are those of its issue 142815."""
+    torch.manual_seed(0)
+    identity = torch.eye(rows, dtype=dtype)
+    a = torch.randn(4, 5, rows, rows, dtype=dtype) / rows**0.5 + 2 * identity
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        found = inverse(a)
+    finally:
+        torch.set_num_threads(before)
+    assert float((a @ found - identity).abs().max()) < 100 * torch.finfo(dtype).eps
+    assert inverse(a[:0]).shape == (0, 5, rows, rows)

@@ -10,7 +10,7 @@ from torch import Tensor
 from lipflow.blocks.affine import Affine, Parameterisation
 from lipflow.bound import Shape
 from lipflow.flows.memo import Memo
-from lipflow.flows.resolvent import multiply, symbols
+from lipflow.flows.resolvent import inverse, multiply, symbols
 from lipflow.flows.scale import LearnedNorm
 from lipflow.flows.weight import ConvWeight, DenseWeight, require_flat
 from lipflow.operators import Conv2d, Dense, LinearOperator
@@ -30,8 +30,8 @@ def cayley_transform(w: Tensor) -> Tensor:
     u, v = w[..., :columns, :], w[..., columns:, :]
     identity = torch.eye(columns, dtype=w.dtype, device=w.device)
     with in_full(w):  # rounded factors would not give an orthogonal matrix
-        inverse = torch.linalg.inv(identity + u - u.mH + v.mH @ v)
-        return torch.cat([2 * inverse - identity, -2 * v @ inverse], -2)
+        inverted = inverse(identity + u - u.mH + v.mH @ v)
+        return torch.cat([2 * inverted - identity, -2 * v @ inverted], -2)
 
 
 class CayleyMatrix(Parameterisation):

@@ -11,6 +11,8 @@ from lipflow.operators import Conv2d, Dense, LinearOperator
 from lipflow.operators.fourier import phases, symbol
 from lipflow.operators.norm import in_full
 
+BATCHED = 128  # rows of matrices that LAPACK inverts well in batches
+
 
 def resolvent(op: LinearOperator, alpha: float, beta: float) -> Tensor:
     """(I - αA)⁻¹(I + βA), as a matrix or one at each frequency. It exists, as the eigenvalues of A are imaginary."""
@@ -30,7 +32,18 @@ def rational(a: Tensor, alpha: float, beta: float) -> Tensor:
     """(I - αA)⁻¹(I + βA) = (1 + β/α)(I - αA)⁻¹ - (β/α)I of a batch of square matrices: one inverse."""
     identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     with in_full(a):
-        return (1 + beta / alpha) * torch.linalg.inv(identity - alpha * a) - (beta / alpha) * identity
+        return (1 + beta / alpha) * inverse(identity - alpha * a) - (beta / alpha) * identity
+
+
+def inverse(a: Tensor) -> Tensor:
+    """A⁻¹ of each of a batch of square matrices.
+
+    After torch.set_num_threads(2), torch's own of a batch is wrong on a CPU for matrices of more than 128 rows, some
+    150 at the latest, and says nothing (pytorch issue 142815). One by one it is right.
+    """
+    if a.ndim == 2 or not a.numel() or a.device.type != "cpu" or a.shape[-1] <= BATCHED:
+        return torch.linalg.inv(a)
+    return torch.stack([torch.linalg.inv(matrix) for matrix in a.flatten(0, -3)]).reshape(a.shape)
 
 
 def symbols(op: Conv2d) -> Tensor:
