@@ -1,0 +1,63 @@
+"""How fast is a frozen network, against the live one?
+
+    python benchmarks/certify.py                          # a few minutes on two cores
+    python benchmarks/certify.py --only soc-10 --images 128
+
+Fresh weights, random images. `certified` is `lipflow.certify` in float64, `live` the evaluation of the same network in
+float32; both on all cores, taking turns, and a time is the least of some rounds, as a busy machine only ever adds.
+`freezing` bounds every norm, once a network.
+"""
+
+import argparse
+import platform
+import time
+from collections.abc import Callable
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import lipflow
+from lipflow.machine import settle
+
+MODELS = ("cpl-fast", "cpl-s", "cayley-kw3", "soc-10")
+
+
+def seconds(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def measure(name: str, images: int, rounds: int) -> tuple[float, float, float]:
+    """Seconds to freeze, and images a second, certified and live."""
+    torch.manual_seed(0)
+    network, x = lipflow.build(name).eval(), torch.rand(images, 3, 32, 32)
+    frozen: list[lipflow.Frozen] = []
+    freezing = seconds(lambda: frozen.append(lipflow.freeze(network)))
+    times: dict[str, list[float]] = {"certified": [], "live": []}
+    with torch.no_grad():
+        for _ in range(rounds + 1):  # the first is to warm up
+            times["certified"].append(seconds(lambda: lipflow.certify(frozen[0], x)))
+            times["live"].append(seconds(lambda: [network(part) for part in x.split(64)]))
+    return freezing, *(images / min(several[1:]) for several in times.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=MODELS, metavar="MODEL", help="some models")
+    parser.add_argument("--images", type=int, default=128, help="images a round")
+    parser.add_argument("--rounds", type=int, default=2, help="how often each is timed")
+    arguments = parser.parse_args()
+    settle()
+    view = Table("model", "freezing", "certified", "live, float32", "live / certified")
+    for name in arguments.only:
+        freezing, certified, live = measure(name, arguments.images, arguments.rounds)
+        view.add_row(name, f"{freezing:.1f} s", f"{certified:.3g}/s", f"{live:.3g}/s", f"{live / certified:.1f}")
+    console = Console()
+    console.print(f"{platform.machine()}, {torch.get_num_threads()} threads, images a second")
+    console.print(view)
+
+
+if __name__ == "__main__":
+    main()
