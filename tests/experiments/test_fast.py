@@ -80,6 +80,9 @@ def test_the_page_and_the_readme_are_of_the_stored_numbers():
     }
     for words, title in told.items():
         runs = fast._finished(stored["rows"][title])
+        if not runs:
+            assert f"| {words} |" not in readme
+            continue
         every = [[run["clean"], *(run["certified"][eps] for eps in EPSILONS)] for run in runs]
         means = " | ".join(f"{100 * mean(column):.1f}" for column in zip(*every, strict=True))
         assert f"| {words} | {means} |" in readme
