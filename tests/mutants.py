@@ -327,6 +327,11 @@ MUTANTS = [
         [f"{SOUNDNESS}/test_forgeries.py", "-k", "watched"],
     ),
     Mutant(
+        "a checksum that forgets the matrix of a convolution",
+        [Edit(NETWORK, "value.op.weight, value.matrix)", "value.op.weight)")],
+        [f"{SOUNDNESS}/test_forgeries.py", "-k", "watched"],
+    ),
+    Mutant(
         "subnormal weights read as 0 at no price",
         [Edit(NORM, "(underflow if subnormal else 0)", "0")],
         ["tests/operators/test_norm_exact.py", "-k", "beside_a_normal"],

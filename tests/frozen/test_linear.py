@@ -9,6 +9,7 @@ from torch import nn
 import lipflow
 from lipflow.frozen.linear import Map
 from lipflow.operators import Conv2d, Dense
+from lipflow.operators.columns import Columns
 
 GEOMETRIES = [
     dict(padding=padding, padding_mode=mode, stride=stride, dilation=dilation, groups=groups)
@@ -25,7 +26,9 @@ def _matrix(function, shape):
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 @pytest.mark.parametrize("channels", [(2, 4), (6, 2)], ids=["widening", "narrowing"])
-def test_a_convolution_is_the_operator(geometry, channels):
+@pytest.mark.parametrize("many", [False, True], ids=["few", "many"])
+def test_a_convolution_is_the_operator(geometry, channels, many, monkeypatch):
+    monkeypatch.setattr(Columns, "many_channels", many)
     torch.manual_seed(0)
     into, out = channels
     op = Conv2d(torch.randn(out, into // geometry["groups"], 2, 3), (5, 6), **geometry)

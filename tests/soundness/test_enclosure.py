@@ -152,6 +152,8 @@ SMALL: dict[str, tuple[Make, tuple[int, ...]]] = {
     "affine, huge bias": (lambda g: prim.Affine(_dense(2, 3, g), _vector(2, g, 1e9)), (3,)),
     "affine, convolution": (lambda g: prim.Affine(_conv((2, 1, 2, 2), g, (2, 3)), _vector(2, g)), (1, 2, 3)),
     "affine, few outputs": (lambda g: prim.Affine(_conv((1, 3, 2, 1), g, (2, 2)), _vector(1, g)), (3, 2, 2)),
+    "affine, many inputs": (lambda g: prim.Affine(_conv((2, 7, 2, 1), g, (2, 2)), _vector(2, g)), (7, 2, 2)),
+    "affine, many outputs": (lambda g: prim.Affine(_conv((7, 2, 2, 1), g, (2, 2)), _vector(7, g)), (2, 2, 2)),
     "descent, 1 × 1": (lambda g: _descent(_dense(1, 1, g), g), (1,)),
     "descent, hardtanh": (lambda g: _descent(_dense(3, 2, g), g, "hardtanh"), (2,)),
     "descent, huge bias": (lambda g: _descent(_dense(3, 2, g), g, bias=1e9), (2,)),
@@ -196,8 +198,7 @@ def worst_ratio(name: str, trials: int) -> float:
     for trial in range(trials):
         p = make(generator)
         scale = 10.0 ** (3 * torch.randn((), generator=generator).item()) if trial % 2 else 1.0
-        count = 2 if p.kind == "mean" else 1
-        x = scale * torch.randn(count, *shape, generator=generator, dtype=torch.float64)
+        x = scale * torch.randn(2, *shape, generator=generator, dtype=torch.float64)
         rows = [exact.rational(row) for row in x]
         reach = sqrt_up(max(exact.fraction(exact.square(row)) for row in rows))
         y = p(x)

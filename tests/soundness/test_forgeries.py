@@ -328,6 +328,8 @@ MADE_OF_THEM = {
     "transforms of columns": (lipflow.Midpoint(), lambda p: p.columns.mul_(10)),
     "transforms of rows": (lipflow.Midpoint(), lambda p: p.rows.mul_(10)),
     "a kernel": (lipflow.Exponential(), lambda p: setattr(p.map.op, "kernel", 10 * p.map.weight)),
+    "a matrix of products": (lipflow.Exponential(), lambda p: p.map.matrix.mul_(10)),
+    "a padding": (lipflow.Exponential(), lambda p: setattr(p.map.op, "padding_mode", "zeros")),
 }
 
 
@@ -340,5 +342,12 @@ def test_what_a_primitive_has_made_of_its_numbers_is_watched(name):
     frozen, x = lipflow.freeze(nn.Sequential(layer, nn.Flatten()), in_shape=(2, 4, 4)), torch.rand(2, 2, 4, 4)
     lipflow.certify(frozen, x)
     change(frozen.primitives[0])
+    with pytest.raises(RuntimeError, match="changed in place"):
+        lipflow.certify(frozen, x)
+
+
+def test_the_rounding_is_watched():
+    frozen, x = lipflow.freeze(nn.Linear(3, 2), in_shape=(3,)), torch.rand(2, 3)
+    vars(frozen)["rounding"] = 0.0
     with pytest.raises(RuntimeError, match="changed in place"):
         lipflow.certify(frozen, x)

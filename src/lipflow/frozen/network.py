@@ -26,7 +26,7 @@ from lipflow.blocks.head import row_distances
 from lipflow.bound import Shape, shape_of
 from lipflow.certificate import Certificates, from_logits, require_pixels
 from lipflow.files import save_tensors, write_atomic
-from lipflow.frozen.linear import ROOM, Map
+from lipflow.frozen.linear import ROOM, Map, geometry_of
 from lipflow.frozen.lower import lower
 from lipflow.frozen.primitive import PRIMITIVES, Affine, Primitive
 from lipflow.models import Network
@@ -104,7 +104,7 @@ class Frozen(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.receive(x)
         flat = self.__dict__["_flat"]
-        # While they are images, few at a time: what passes between their layers stays in the cache.
+        # While they are images, few at a time: what passes between layers stays in the cache, if not their weights.
         parts = [_through(self.primitives[:flat], part) for part in x.split(self.__dict__["_at_a_time"])]
         return _through(self.primitives[flat:], torch.cat(parts))
 
@@ -131,7 +131,8 @@ class Frozen(nn.Module):
 
     def _bits(self) -> int:
         """CRC-32 over every number it computes with: writing through .data or NumPy moves no version counter."""
-        plain = zlib.crc32(json.dumps(describe(self), sort_keys=True).encode())
+        maps = [geometry_of(m.op) for p in self.primitives for m in vars(p).values() if isinstance(m, Map)]
+        plain = zlib.crc32(json.dumps([describe(self), maps, self.rounding], sort_keys=True).encode())
         held = [self.pair_bounds, *(t for p in self.primitives for t in computed_with(p))]
         return functools.reduce(lambda crc, t: zlib.crc32(t.contiguous().numpy().data, crc), held, plain)
 

@@ -2,7 +2,8 @@
 
 A convolution joins a wide side, of many channels, and a narrow one. Only the narrow side is unfolded: its taps,
 gathered into columns P at each position of the wide side, give narrow → wide as one product MᵀP; and wide → narrow is
-the product P = MX, whose taps are then added where they belong. The wide side is neither padded nor copied.
+the product P = MX, whose taps are then added where they belong. The wide side is not padded, and copied only where
+many images lie side by side.
 
 Every entry is one sum of channels·taps products in some order, so the error model of frozen networks covers it.
 Autograd does not see in here: the functions that call this know their derivatives.
@@ -205,8 +206,10 @@ def run(op: Conv2d, x: Tensor, forward: bool = True, matrix: Tensor | None = Non
     columns, x = Columns(op, matrix=matrix), x.contiguous()
     out = x.new_empty(len(x), *(op.out_shape if forward else op.in_shape))
     if columns.many_channels and len(x) > 1:
-        parts = x.split(columns.rooms.fit(MANY_BYTES))
-        return torch.cat([columns.at_once(part, forward == columns.out_is_narrow) for part in parts], out=out)
+        size = columns.rooms.fit(MANY_BYTES)
+        for part, room in zip(x.split(size), out.split(size), strict=True):
+            room.copy_(columns.at_once(part, forward == columns.out_is_narrow))
+        return out
     for part in columns.chunks(len(x)):
         if forward == columns.out_is_narrow:
             out[part] = columns.narrow(x[part])

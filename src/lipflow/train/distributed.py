@@ -126,10 +126,7 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
 def threads(number: int) -> Iterator[None]:
     """So many CPU threads for a while; 0 is as many as there are now. A small network runs best as it was trained."""
     before = torch.get_num_threads()
-    if number in (0, before):
-        yield
-        return
-    torch.set_num_threads(number)
+    torch.set_num_threads(number or before)
     try:
         yield
     finally:
