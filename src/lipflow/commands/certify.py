@@ -63,8 +63,7 @@ def certify(arguments: Certify) -> int:
             if arguments.data_dir is None:
                 raise ValueError(
                     f"{others}: files were added, removed, changed or are decoded differently, and some of these may "
-                    "have been trained on; "
-                    "to certify other images on purpose, give their --data-dir"
+                    "have been trained on; to certify other images on purpose, give their --data-dir"
                 )
             if ranks.first:
                 print(others)

@@ -38,8 +38,8 @@ def rational(a: Tensor, alpha: float, beta: float) -> Tensor:
 def inverse(a: Tensor) -> Tensor:
     """A⁻¹ of each of a batch of square matrices.
 
-    After torch.set_num_threads(2), torch's own of a batch is wrong on a CPU for matrices of more than 128 rows, some
-    150 at the latest, and says nothing (pytorch issue 142815). One by one it is right.
+    After torch.set_num_threads(2), torch's own of a batch is wrong on a CPU, and says nothing, for matrices of 151 rows
+    (pytorch issue 142815); here it was right at 128 and wrong at 160. One by one it is right.
     """
     if a.ndim == 2 or not a.numel() or a.device.type != "cpu" or a.shape[-1] <= BATCHED:
         return torch.linalg.inv(a)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from lipflow.operators.conv import Axis, Conv2d
 
 CACHE_BYTES = 2 * 2**20  # the columns of one chunk of images
-MANY_BYTES = 16 * CACHE_BYTES  # where the matrix is larger than that, and is to be read seldom
+MANY_BYTES = 16 * CACHE_BYTES  # those of images that run at once, as the matrix is larger than the columns of one
 Places = tuple[slice, slice]  # along one axis, the positions that a tap joins
 
 LANES = 16  # rows of columns are made up to a multiple of this with zeros, as matrix products like them
@@ -95,14 +95,15 @@ class Columns:
         """Wide → narrow or back, of some images as if they lay side by side in one."""
         taps, size = (len(self.row_taps), len(self.column_taps), self.channels), (len(x), *self.wide_shape[1:])
         x = x.unflatten(1, (self.groups, -1)).permute(1, 2, 0, 3, 4)  # (groups, channels, images, rows, columns)
-        between = x.new_zeros(self.groups, taps[0], self.channels, *size[:2], self.narrow_shape[2])
+        between = x.new_empty(self.groups, taps[0], self.channels, *size[:2], self.narrow_shape[2])
         if to_narrow:
             columns = torch.bmm(self.matrix, x.reshape(self.groups, -1, math.prod(size)))
             by_tap = columns[:, : math.prod(taps)].unflatten(1, taps).unflatten(-1, size)
             between = _add_taps(by_tap.movedim(2, 0), self.column_taps, -1, between)
-            room = x.new_zeros(self.groups, self.channels, size[0], *self.narrow_shape[1:])
+            room = x.new_empty(self.groups, self.channels, size[0], *self.narrow_shape[1:])
             out = _add_taps(between.movedim(1, 0), self.row_taps, -2, room)
         else:
+            between.zero_()
             for a, (r, rows) in enumerate(self.row_taps):
                 between[:, a, ..., rows, :] = x[..., r, :]
             columns = x.new_zeros(*self.matrix.shape[:2], *size)

@@ -118,7 +118,8 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     try:
         torch.empty(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"--device {name} cannot be used here: {str(error).partition(chr(10))[0]}") from None
+        why, *_ = str(error).split("\n")
+        raise ValueError(f"--device {name} cannot be used here: {why}") from None
     return device
 
 

@@ -63,7 +63,8 @@ def train(run: Run, resume: bool = False) -> Result:
             digests = {split: data.digest(split) for split in splits}
             record = Record(run, Plan.of(steps), environment(ranks), data_sha256=digests)
         else:
-            record = _require_same_images(stored, data)
+            _require_same_images(stored, data)
+            record = stored
         with _held(folder) if ranks.first else nullcontext():
             if ranks.first:
                 _require_unchanged(run, stored)  # as starting takes a while
@@ -199,13 +200,12 @@ def _require_unchanged(run: Run, stored: Record | None) -> None:
         raise ValueError(f"another process has just trained in {run.folder}; type the command again")
 
 
-def _require_same_images(stored: Record, data: Dataset) -> Record:
+def _require_same_images(stored: Record, data: Dataset) -> None:
     if others := stored.other_images(data, "train", "validation"):
         raise ValueError(
             f"{stored.run.folder} cannot go on: the {' and '.join(others)} images are not those that it began with, "
             "or are decoded differently here; give --data-dir of the old ones, or train anew with another --out"
         )
-    return stored
 
 
 @contextmanager
