@@ -9,6 +9,7 @@ import pytest
 
 from experiments import fast
 from experiments.scale import GRID
+from lipflow import cli
 from lipflow.report.published import EPSILONS
 from lipflow.train.recipe import CPL_FAST
 
@@ -93,10 +94,14 @@ def test_runs_are_the_commands_that_the_page_shows(capsys):
     runs = [run for row in fast.ROWS for run in row.runs(None)]
     assert [run.folder.name for run in runs][:2] == ["cpl-fast-30m-0", "cpl-fast-30m-1"]
     page = fast.page({row.title: [] for row in fast.ROWS})
-    for row in (row for row in fast.ROWS if row.model == "cpl-fast"):
-        pad = "" if row.pad is None else f" --pad {row.pad}"
-        assert f"lipflow train --model cpl-fast --data cifar10 --budget {row.budget}{pad}" in page
+    commands = [line.strip().split() for line in page.splitlines() if line.startswith("    lipflow train")]
+    ours = [row.runs(None)[0] for row in fast.ROWS if row.model == "cpl-fast"]
+    assert len(commands) == len(ours)
+    for (_, _, *words), run in zip(commands, ours, strict=True):
+        asked = cli.parse("train", words).run
+        assert replace(asked, out=run.out) == run
     assert runs[0].recipe == CPL_FAST
-    assert {run.validation for run in runs} == {None}, "images are held out, so that recipes can be compared"
+    assert 0 not in {run.validation for run in runs}, "images are held out, so that recipes can be compared"
+    assert len({run.folder for run in runs}) == len(runs)
     assert fast.main(["--list"]) == 0
     assert "cayley-kw3-30m-0" in capsys.readouterr().out

@@ -37,3 +37,29 @@ def test_other_numbers_are_refused_and_quoted(dtype):
         network(torch.zeros(1, 1, 4, 4, dtype=dtype))
     with pytest.raises(TypeError, match=f"Center takes pixels as floats .*not {dtype}"):
         lipflow.blocks.Center(0.5)(torch.zeros(1, 1, 4, 4, dtype=dtype))
+
+
+@pytest.mark.parametrize("name", lipflow.list_models())
+def test_a_network_is_built_where_and_as_torch_is_told(name):
+    with torch.device("meta"):
+        assert {value.device.type for value in lipflow.build(name).state_dict().values()} == {"meta"}
+
+
+@pytest.mark.parametrize("name", ["cpl-digits", "cpl-fast", "soc-10", "cayley-kw3", "bcop-large"])
+def test_a_default_dtype_is_that_of_all_parameters(name):
+    torch.set_default_dtype(torch.float64)
+    try:
+        network = lipflow.build(name)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {value.dtype for value in network.state_dict().values()} == {torch.float64}
+
+
+def test_a_network_without_memory_takes_the_tensors_of_a_state_dict():
+    torch.manual_seed(0)
+    network = lipflow.build("cpl-digits").eval()
+    with torch.device("meta"):
+        other = lipflow.build("cpl-digits").eval()
+    other.load_state_dict(network.state_dict(), assign=True)
+    x = torch.rand(2, 1, 8, 8)
+    assert torch.equal(network(x), other(x))
