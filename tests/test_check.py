@@ -482,3 +482,57 @@ def test_the_command(good, tmp_path, capsys):
     assert "certificate.json is missing" in capsys.readouterr().out
     assert check.main([]) == 2
     assert "python -m lipflow.check FOLDER" in capsys.readouterr().out
+
+
+def test_a_long_band_leaves_room_for_the_norm_of_its_residual_only():
+    """2000 strips of 16 rows: what rounding leaves grows with the root of their number."""
+    diagonal, below = np.broadcast_to(np.eye(16), (1, 2000, 16, 16)), np.zeros((1, 1999, 16, 16))
+    check.verify_band(diagonal, below, Fraction(0), 1 + Fraction(1, 2**36), "it")
+    with pytest.raises(check.Rejected, match="it: the claimed norm is below the true one"):
+        check.verify_band(diagonal, below, Fraction(0), 1 - Fraction(1, 2**36), "it")
+
+
+def test_a_width_is_an_integer():
+    """With 4.0 the errors would be rounded floats, and no rationals."""
+    tensors = dict(real=np.ones((4, 3, 1, 1)), imaginary=np.zeros((4, 3, 1, 1)))
+    check.KINDS["spectral"](dict(width=4), tensors, Fraction(1))
+    with pytest.raises(check.Rejected, match="w // 2"):
+        check.KINDS["spectral"](dict(width=4.0), tensors, Fraction(1))
+
+
+@pytest.mark.parametrize("name", FREEZABLE)
+def test_no_row_of_a_ledger_can_be_lowered(name, tmp_path):
+    """Of every kind of layer, the checker's own constants are needed, and not only accepted."""
+    network = nn.Sequential(contract.make(name, trained=True), nn.Flatten())
+    _certificate(tmp_path, network, contract.LAYERS[name].shape, count=1)
+    honest = (tmp_path / record.CLAIMS).read_text()
+    tried = 0
+    for i, row in enumerate(json.loads(honest)["primitives"]):
+        for field, factor in (("lipschitz", 1 - 1e-6), ("rounding", 0.5), ("reach", 0.5)):
+            if row[field]:
+                claims = json.loads(honest)
+                claims["primitives"][i][field] *= factor
+                _sign(tmp_path, claims)
+                with pytest.raises(check.Rejected, match="is stated too low"):
+                    check.check(tmp_path)
+                tried += 1
+    assert tried >= 2
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        dict(schema=2),
+        dict(dtype="float32"),
+        dict(domain=[0, 2]),
+        dict(norm="Linf"),
+        dict(classes=9),
+        dict(in_shape=[1, 8, 9]),
+        dict(primitives=[]),
+    ],
+    ids=str,
+)
+def test_a_lie_in_the_head_is_rejected_with_a_digest_that_fits(copied, lie):
+    _sign(copied, _claims(copied) | lie)
+    with pytest.raises(check.Rejected, match=r"this checker|shapes do not agree|classes|does not list every primitive"):
+        check.check(copied)

@@ -52,7 +52,7 @@ def in_range(error):
 
 
 def up(q):
-    x = float(q)
+    x = max(float(q), 2.0**-1022) if q > 0 else float(q)  # a processor that flushes would read less as 0
     return x if math.isinf(x) or Fraction(x) >= q else math.nextafter(x, math.inf)
 
 
@@ -104,7 +104,7 @@ def verify_band(diagonal, below, product, ceiling, name):
     strips, q = diagonal.shape[1:3]
     length, band, entries = min(strips, 2) * q, min(strips, 3) * q, np.arange(q)
     least = Fraction(float(np.trace(diagonal, axis1=-2, axis2=-1).sum(-1).min()))
-    room = gamma(length) * (strips * q * ceiling - least) + 8 * U * strips * q * ceiling
+    room = gamma(length) * (strips * q * ceiling - least) + 8 * U * length * sqrt_up(Fraction(strips)) * ceiling
     mu = float(ceiling - product - room)
     require(mu >= 2.0**-900, f"{name}: the claimed norm is below what can be proved")
     shifted = -mirror(diagonal)
@@ -502,7 +502,7 @@ class Spectral(Primitive):
 
     def setup(self):
         self.re, self.im, w = self.t["real"], self.t["imaginary"], self.p["width"]
-        fits = self.re.ndim == 4 and self.re.shape == self.im.shape and self.re.size and w >= 1
+        fits = self.re.ndim == 4 and self.re.shape == self.im.shape and self.re.size and type(w) is int and w >= 1
         require(fits and self.re.shape[1] == w // 2 + 1, "a spectral map has matrices at w // 2 + 1 columns")
         h, m = self.re.shape[:2]
         own = np.array([1.0 if 2 * f % w == 0 else 2.0 for f in range(m)])
@@ -744,8 +744,8 @@ def pair_bounds(primitives, total, before, classes):
     w = last.map.weight / scale
     squares = [((w - row) ** 2).sum(1) for row in w]
     roots = np.sqrt(squares) * up(1 + gamma(w.shape[1] + 8)) + up(Fraction(w.shape[1] + 2, 2**511))
-    distances = np.nextafter(np.nextafter(roots, np.inf) * scale, np.inf)
-    return np.nextafter(distances * up(before), np.inf)
+    distances = np.maximum(np.nextafter(np.nextafter(roots, np.inf) * scale, np.inf), 2.0**-1022)
+    return np.maximum(np.nextafter(distances * up(before), np.inf), 2.0**-1022)
 
 
 def least_ratio(logits, label, bounds, slack=0.0, below=lambda x: x):

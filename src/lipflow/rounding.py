@@ -17,6 +17,7 @@ from torch import Tensor
 
 U = Fraction(1, 2**53)
 TINY = Fraction(1, 2**1022)
+NORMAL = 2.0**-1022  # the least positive float64 that no processor reads as 0
 RANGE = Fraction(2**900)
 
 
@@ -28,16 +29,16 @@ def gamma(n: int) -> Fraction:
 
 
 def up(q: Fraction | int) -> float:
-    """The least float64 that is at least q."""
+    """The least float64 that is at least q, and not subnormal if q > 0: a processor that flushes would read it as 0."""
     try:
-        x = float(q)
+        x = max(float(q), NORMAL) if q > 0 else float(q)
     except OverflowError:
         return math.inf if q > 0 else -math.nextafter(math.inf, 0)
     return x if math.isinf(x) or Fraction(x) >= q else math.nextafter(x, math.inf)
 
 
 def down(q: Fraction | int) -> float:
-    """The greatest float64 that is at most q."""
+    """The greatest float64 that is at most q, and not subnormal if q < 0."""
     return -up(-q)
 
 
@@ -78,6 +79,11 @@ def mul_up(a: float, b: float) -> float:
     if a == 0 or b == 0:
         return 0.0
     return math.inf if math.isinf(a) or math.isinf(b) else up(Fraction(a) * Fraction(b))
+
+
+def above(x: Tensor) -> Tensor:
+    """At least the products that x rounds, for positive factors: the next float64, and where they underflow NORMAL."""
+    return torch.nextafter(x, torch.full_like(x, math.inf)).clamp_min(NORMAL)
 
 
 def square_sum_bound(x: Tensor) -> Fraction:

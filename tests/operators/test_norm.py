@@ -319,9 +319,6 @@ def test_weights_that_the_processor_would_flush_to_zero_are_not_lost():
         pytest.skip("this processor does not flush")
     try:
         bounds = [norm_bound(Dense(tiny)), norm_bound(Conv2d(tiny[None, None], (2, 2), padding=0))]
-    except ValueError as refused:
-        assert "denormal" in str(refused)  # noqa: PT017
-        return
     finally:
         torch.set_flush_denormal(False)  # comparisons flush too, so not before this
     assert min(bounds) >= 1e-310

@@ -222,6 +222,29 @@ def test_pixels_that_a_processor_may_read_as_nothing_are_priced():
     assert lipflow.certify(frozen, x).radius[2] > 0.35
 
 
+@pytest.mark.parametrize("flush", [False, True])
+def test_constants_that_a_processor_may_read_as_nothing_are_no_zeros(flush, tmp_path):
+    """2¹⁰⁰·x, then rows at a distance of 2⁻¹⁰²³: read as 0, it would certify the whole box, and 0 is another class."""
+    first, last = nn.Linear(1, 1).double(), nn.Linear(1, 2).double()
+    for layer, weight, bias in (
+        (first, [[2.0**100]], [0.0]),
+        (last, [[1.5 * 2.0**-1022], [2.0**-1022]], [0.0, 2.0**-924]),
+    ):
+        layer.weight = nn.Parameter(torch.tensor(weight, dtype=torch.float64))
+        layer.bias = nn.Parameter(torch.tensor(bias, dtype=torch.float64))
+    x = torch.tensor([[1.0], [0.0]], dtype=torch.float64)
+    torch.set_flush_denormal(flush)  # where the processor can
+    try:
+        frozen = lipflow.freeze(nn.Sequential(first, last), in_shape=(1,))
+        found = lipflow.certify(frozen, x)
+        record.write(tmp_path, frozen, found, x, found.label)
+        check.check(tmp_path, full=True)
+    finally:
+        torch.set_flush_denormal(False)
+    assert found.label.tolist() == [0, 1]
+    assert 0 < float(found.radius[0]) < 1
+
+
 def test_the_checker_sees_subnormal_weights_in_their_bits(tmp_path):
     for name, value in (("small", 2.0**-1030), ("zero", 0.0), ("minus-zero", -0.0), ("one", -1.0)):
         weight = np.array([1.0, value])

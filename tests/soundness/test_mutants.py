@@ -16,3 +16,9 @@ def test_every_mutation_still_applies():
     for mutant in mutants.MUTANTS:
         for edit in mutant.edits:
             assert (source / edit.file).read_text().count(edit.old) == 1, f"{mutant.name}: {edit.old!r} in {edit.file}"
+
+
+def test_the_page_lists_every_mutant():
+    page = (mutants.ROOT / "docs" / "mutants.md").read_text()
+    listed = {line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if "` |" in line}
+    assert listed == {mutant.name for mutant in mutants.MUTANTS}

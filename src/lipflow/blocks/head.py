@@ -4,7 +4,6 @@ A certificate divides the margin f_y - f_j by the Lipschitz constant of f_y - f_
 √2 times its own: `pair_bounds()[i, j]` bounds the Lipschitz constant of hᵢ - hⱼ for the head h alone.
 """
 
-import math
 from abc import abstractmethod
 from fractions import Fraction
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from lipflow.bound import Bound, Domain, Lipschitz
 from lipflow.operators import Dense, norm_bound
-from lipflow.rounding import gamma, norm_up, power_of_two, sqrt_up, up
+from lipflow.rounding import above, gamma, norm_up, power_of_two, sqrt_up, up
 
 
 class Head(Lipschitz):
@@ -105,5 +104,4 @@ def row_distances(rows: Tensor) -> Tensor:
     # underflows loses at most 2⁻¹⁰²², so that a root loses at most 2⁻⁵¹¹ for each of them, and so does the scaling.
     inflate, underflow = up(1 + gamma(features + 8)), up(Fraction(features + 2, 2**511))
     distances = torch.stack([(w - row).square().sum(1).sqrt() for row in w]) * inflate + underflow
-    distances = torch.nextafter(distances, torch.full_like(distances, math.inf)) * scale
-    return torch.nextafter(distances, torch.full_like(distances, math.inf)).fill_diagonal_(0.0)
+    return above(above(distances) * scale).fill_diagonal_(0.0)

@@ -32,7 +32,7 @@ from lipflow.frozen.primitive import PRIMITIVES, Affine, Primitive
 from lipflow.models import Network
 from lipflow.operators.columns import CACHE_BYTES
 from lipflow.operators.norm import NO_TORUS
-from lipflow.rounding import RANGE, in_range, mul_up, norm_up, sqrt_up, up
+from lipflow.rounding import RANGE, above, in_range, mul_up, norm_up, sqrt_up, up
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -314,8 +314,7 @@ def pair_bounds(primitives: Sequence[Primitive], features: float, total: float, 
     else:
         distances = up(sqrt_up(Fraction(2))) * (1 - torch.eye(classes, dtype=torch.float64))
         constant = total
-    scaled = distances * up(Fraction(constant) * (1 + ROOM))
-    return torch.nextafter(scaled, torch.full_like(scaled, math.inf)).fill_diagonal_(0.0)
+    return above(distances * up(Fraction(constant) * (1 + ROOM))).fill_diagonal_(0.0)
 
 
 def describe(frozen: Frozen) -> dict[str, Any]:
