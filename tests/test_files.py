@@ -48,3 +48,14 @@ def test_the_mode_is_the_umasks_whatever_wrote_the_file(umask, tmp_path):
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_what_is_no_file_is_written_to_and_stays_what_it_is(tmp_path):
+    """A name in the place of /dev/null would be the end of it."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_atomic(pipe, lambda path: path.write_text("it"))
+    assert os.read(reader, 10) == b"it"
+    os.close(reader)
+    assert pipe.is_fifo()

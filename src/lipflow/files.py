@@ -13,7 +13,13 @@ if TYPE_CHECKING:
 
 
 def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file of this process, sync it to the disk, and give it its name in one step."""
+    """Let `write` fill a temporary file of this process, sync it to the disk, and give it its name in one step.
+
+    What is no file, as /dev/null, is written to as it is: a name in its place would be the end of it.
+    """
+    if path.exists() and not path.is_file():
+        write(path)
+        return
     with filled(path, write) as temporary:
         temporary.replace(path)
     sync_names(path.parent)
@@ -43,6 +49,12 @@ def filled(path: Path, write: Callable[[Path], object]) -> Iterator[Path]:
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def permit(path: Path) -> None:
+    """Let those read a file whom the user's umask lets, if that is ours to say."""
+    with contextlib.suppress(OSError), filled(path, lambda temporary: None) as new:
+        path.chmod(new.stat().st_mode)
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:

@@ -5,6 +5,7 @@ import hashlib
 import io
 import os
 import tarfile
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -151,6 +152,17 @@ def test_a_damaged_archive(layout, tmp_path):
         ask(layout, tmp_path)
 
 
+def test_an_archive_that_may_not_be_read_is_not_called_damaged(layout, tmp_path, monkeypatch):
+    write_archive(layout, tmp_path / layout.archive)
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("lipflow.data.cifar.gzip.open", refuse)
+    with pytest.raises(DataError, match=f"{layout.name} cannot be read: .*Permission denied.*{layout.archive}"):
+        load(layout.name, tmp_path)
+
+
 def test_an_archive_with_a_short_member_or_a_link(layout, tmp_path):
     name = next(iter(layout.test))
     for size, kind in ((5, tarfile.REGTYPE), (0, tarfile.SYMTYPE)):
@@ -175,18 +187,19 @@ def test_the_official_counts_are_asked_of_a_folder(layout, tmp_path):
 
 @pytest.fixture(scope="module")
 def real():
-    return load("cifar10", REAL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # as for files that are not the official ones
+        return load("cifar10", REAL)
 
 
 @needs_real_data
-def test_the_real_cifar10(real, recwarn):
+def test_the_real_cifar10(real):
     """The published class balance; the moments everyone uses; the first labels of data_batch_1 and test_batch."""
     assert [len(split) for split in (real.train, real.validation, real.test)] == [45000, 5000, 10000]
     assert torch.bincount(real.train.labels).tolist() == [4500] * 10
     assert torch.bincount(real.validation.labels).tolist() == [500] * 10
     assert torch.bincount(real.test.labels).tolist() == [1000] * 10
     assert real.test.labels[:10].tolist() == [3, 8, 8, 0, 6, 6, 1, 6, 3, 1]
-    assert not recwarn.list
 
 
 @needs_real_data

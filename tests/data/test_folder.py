@@ -1,4 +1,6 @@
+import struct
 import sys
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -83,6 +85,22 @@ def test_class_folders_alone_are_split_80_10_10(tmp_path):
     assert len(more.validation) == 20
 
 
+@pytest.mark.parametrize("counts", [dict.fromkeys("abcdefghijkl", 5), {"a": 90, "b": 3}, dict.fromkeys("abc", 15)])
+def test_a_tenth_of_each_class_and_at_least_one_image_is_held_out(tmp_path, counts):
+    write_classes(tmp_path, counts)
+    data = load("folder", tmp_path)
+    for split in (data.validation, data.test):
+        held = torch.bincount(split.labels, minlength=len(counts)).tolist()
+        assert held == [max(1, (count + 5) // 10) for count in counts.values()]
+    assert set(data.train.labels.tolist()) == set(range(len(counts)))
+
+
+def test_every_class_needs_an_image_to_hold_out(tmp_path):
+    write_classes(tmp_path / "train", {"a": 9, "b": 1})
+    write_classes(tmp_path / "val", {"a": 1, "b": 1})
+    refused(tmp_path, "train/b has 1 of the 2 images that a class needs to be in every split")
+
+
 @pytest.mark.parametrize("parts", [[""], ["train", "test"], ["train", "val", "test"]], ids=len)
 def test_the_first_of_the_held_out_images_are_of_all_classes(tmp_path, parts):
     for i, part in enumerate(parts):
@@ -129,6 +147,20 @@ def test_other_modes_become_rgb(tmp_path, mode):
     Image.fromarray(np.full((8, 8, 3), 255, np.uint8)).convert(mode).save(tmp_path / "a" / f"000.{suffix}")
     assert load("folder", tmp_path).shape == (3, 8, 8)
     assert folder._pixels(tmp_path / "a" / f"000.{suffix}", None).min() == 255
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_what_is_transparent_is_white(tmp_path, mode):
+    """Black on nothing, as icons and signatures are, is black on white, and not black on black."""
+    drawn = np.zeros((8, 8), np.uint8)
+    drawn[2:4] = 255
+    if mode == "P":
+        Image.fromarray(1 - drawn // 255).convert("P").save(tmp_path / "x.png", transparency=1)
+    else:
+        image = Image.new("L", (8, 8))
+        image.putalpha(Image.fromarray(drawn))
+        image.convert(mode).save(tmp_path / "x.png")
+    assert np.array_equal(folder._pixels(tmp_path / "x.png", None)[0], 255 - drawn)
 
 
 def test_a_grey_image_has_three_equal_channels(tmp_path):
@@ -197,6 +229,19 @@ def test_sixteen_bit_pixels_are_refused(tmp_path):
         load("folder", tmp_path)
 
 
+def test_sixteen_bit_colours_are_refused(tmp_path):
+    """Pillow reads them, by their high bytes, and calls them RGB."""
+    rows = (b"\0" + struct.pack(">24H", *range(1000, 1024))) * 8
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", 8, 8, 16, 2, 0, 0, 0)), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    parts = [
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in chunks
+    ]
+    (tmp_path / "deep.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+    assert Image.open(tmp_path / "deep.png").mode == "RGB"
+    with pytest.raises(DataError, match=r"deep\.png has pixels of mode RGB;16B, not bytes; convert it to 8 bits"):
+        folder._pixels(tmp_path / "deep.png", None)
+
+
 def test_more_than_the_memory_is_refused_before_it_is_read(tmp_path, monkeypatch):
     write_classes(tmp_path, {"a": 5, "b": 5})
     monkeypatch.setattr(folder, "_installed_memory", lambda: 10 * 3 * 8 * 8 - 1)
@@ -220,8 +265,8 @@ def test_layouts_that_are_refused(tmp_path):
     refused(tmp_path, "one folder of images a class, of two classes or more; it has 0 folders")
     write_classes(tmp_path, {"a": 4})
     refused(tmp_path, "it has 1 folder")
-    write_classes(tmp_path, {"b": 4})
-    refused(tmp_path, "8 images; splitting them 80/10/10 takes at least 10")
+    write_classes(tmp_path, {"b": 2})
+    refused(tmp_path, "b has 2 of the 3 images that a class needs to be in every split")
     write_classes(tmp_path / "val", {"a": 1, "b": 1})
     refused(tmp_path, "has val/; it needs train/")
     write_classes(tmp_path / "train", {"a": 1, "b": 1})
@@ -253,4 +298,4 @@ def test_arguments_that_would_do_nothing_are_refused(tmp_path):
 def test_without_pillow_the_error_says_what_to_install(tmp_path, monkeypatch):
     write_classes(tmp_path, {"a": 5, "b": 5})
     monkeypatch.setitem(sys.modules, "PIL", None)
-    refused(tmp_path, r"needs Pillow: pip install 'lipflow\[images\]'")
+    refused(tmp_path, r"needs Pillow: pip install pillow")

@@ -24,6 +24,7 @@ class Quiet(SimpleHTTPRequestHandler):
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     folder = tmp_path / "served"
     folder.mkdir()
     (folder / "data.bin").write_bytes(CONTENT)
@@ -40,6 +41,12 @@ def test_a_file_is_fetched_once(server, tmp_path):
     assert path.read_bytes() == CONTENT
     (tmp_path / "served" / "data.bin").unlink()
     assert download("it", f"{server}/data.bin", SHA256, path.parent) == path
+
+
+def test_others_may_read_what_the_umask_lets_them(server, tmp_path):
+    (tmp_path / "plain").touch()
+    path = download("it", f"{server}/data.bin", SHA256, tmp_path)
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 def test_a_damaged_file_in_the_cache_is_fetched_anew(server, tmp_path):
@@ -70,6 +77,7 @@ def test_a_file_that_is_not_there(server, tmp_path):
 def test_no_network_is_one_line(tmp_path, monkeypatch):
     """Nothing listens on port 9 of this machine; the cache is asked for, so that load tries to download."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setenv("LIPFLOW_DATA", str(tmp_path))
     offline = replace(cifar.CIFAR10, url="http://127.0.0.1:9/cifar-10-binary.tar.gz")
     with pytest.raises(DataError) as caught:

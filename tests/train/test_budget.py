@@ -75,6 +75,7 @@ def follow(monkeypatch, seconds, guess, step_takes, validation_takes, per_epoch=
     monkeypatch.setattr(budget_module, "time", clock)
     learner = SimpleNamespace(steps_per_epoch=per_epoch, run=SimpleNamespace(recipe=Recipe(batch_size=100)))
     budget, plan, standing = Budget(seconds, learner, range(1000)), Plan.of(guess), Standing()  # pyright: ignore[reportArgumentType]
+    budget.decided = clock.now  # as after its first decision
     while standing.step < plan.steps:
         standing.elapsed = clock.now - 100
         if steps := budget.again(standing, plan):
@@ -118,6 +119,26 @@ def test_a_budget_that_is_spent_ends_with_the_next_step(monkeypatch):
     assert took == 6.0
     schedule = SCHEDULES["linear"]
     assert 0 < schedule(plan.progress(1), Recipe()) < 1
+
+
+def test_a_resumed_run_decides_at_once_whatever_its_machine_lost(monkeypatch):
+    """Ten lives of a hundredth of the budget each, with a start of as long: the budget is kept all the same."""
+    clock = Clock()
+    monkeypatch.setattr(budget_module, "time", clock)
+    learner = SimpleNamespace(steps_per_epoch=10**6, run=SimpleNamespace(recipe=Recipe(batch_size=100)))
+    plan, standing = Plan.of(1000), Standing()
+    for _ in range(10):
+        budget = Budget(1000.0, learner, range(0))  # pyright: ignore[reportArgumentType]
+        standing.elapsed += 10
+        for _ in range(10):
+            if steps := budget.again(standing, plan):
+                plan = plan.bend(standing.step, steps)
+            clock.now += 1
+            standing.seconds, standing.elapsed, standing.step = (
+                standing.seconds + 1, standing.elapsed + 1, standing.step + 1
+            )  # fmt: skip
+    assert standing.elapsed == 200
+    assert 100 + 790 <= plan.steps <= 100 + 810
 
 
 # Whole runs, by a clock that moves whenever it is asked

@@ -40,6 +40,22 @@ def test_two_processes_are_one(tmp_path):
     assert digest(tmp_path / "run" / "model.safetensors") == before
 
 
+def test_processes_that_were_started_apart_are_refused_on_every_rank(tmp_path):
+    """With another rate on each, their weights would part, and nobody would know."""
+    torchrun("tests/train/worker.py", str(tmp_path), "--apart")
+    told = {(tmp_path / f"rank-{rank}.txt").read_text() for rank in (0, 1)}
+    assert told == {"the processes do not have the same flags; start each as the first one"}
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_not_the_same_is_named(monkeypatch):
+    ranks = Ranks(0, 2, torch.device("cpu"))
+    monkeypatch.setattr(Ranks, "gather", lambda self, parts: [*parts, {"flags": "a", "images": "b"}])
+    ranks.require_same(flags="a", images="b")
+    with pytest.raises(ValueError, match="the same flags and images;"):
+        ranks.require_same(flags="b", images="a")
+
+
 def test_one_process_needs_no_group():
     with join("cpu") as ranks:
         assert ranks == Ranks(0, 1, torch.device("cpu"))

@@ -262,6 +262,24 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path, monkeypatch):
     train(run, resume=True)
 
 
+def test_weights_that_are_no_numbers_are_not_the_best_network(tmp_path, monkeypatch):
+    """Nor are they validated: the last step of an epoch is looked at before."""
+    update, steps = Learner.update, []
+
+    def poison(self, rate):
+        update(self, rate)
+        steps.append(rate)
+        if len(steps) == 3:
+            with torch.no_grad():
+                self.network.stages.linear[0].field.weight.weight[0, 0] = float("nan")
+
+    monkeypatch.setattr(Learner, "update", poison)
+    monkeypatch.setattr(loop_module, "estimate", lambda *_: pytest.fail("weights that are no numbers were validated"))
+    with pytest.raises(NonFiniteLoss, match="after step 3 there are weights that are no numbers"):
+        train(replace(tiny(tmp_path, images=9, batch_size=3), checkpoint_every="1h"))
+    assert not (tmp_path / "best.safetensors").exists()
+
+
 def test_an_infinite_loss_names_the_step(tmp_path, monkeypatch):
     gradients, steps = Learner.gradients, []
 

@@ -39,6 +39,19 @@ def test_choices_are_the_tables():
     assert set(CHOICES["schedule"]) == set(SCHEDULES)
 
 
+@pytest.mark.parametrize("milestones", [(100.0, 150.0), (0.5, 1.0), (0.0, 0.5), (float("nan"),)])
+def test_milestones_are_fractions(milestones):
+    """Given as epochs, they would never come."""
+    with pytest.raises(ValueError, match="--milestones are fractions of the run, between 0 and 1, not"):
+        replace(CPL, milestones=milestones)
+
+
+@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1])
+def test_seeds_have_64_bits(seed):
+    with pytest.raises(ValueError, match="--seed is an integer of 64 bits, not"):
+        Run(seed=seed)
+
+
 def test_the_papers_recipe():
     recipe = Run.of("cpl-s", "cifar10").recipe
     assert recipe is CPL

@@ -209,7 +209,7 @@ def read_archive(layout: Layout, archive: Path) -> tuple[Split, Split]:
                 pass
     except DataError:
         raise
-    except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
+    except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile, ValueError) as error:
         raise DataError(f"{archive} is truncated or corrupt ({error}); {layout.remedy}") from None
     if missing := sorted(layout.files.keys() - contents.keys()):
         raise DataError(f"{archive} lacks {layout.folder}/{missing[0]}; {layout.remedy}")

@@ -127,12 +127,12 @@ def moments(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 def carve(name: str, split: Split, size: int) -> tuple[Split, Split]:
     """(the rest, `size` held-out images): always the same ones, each class in its proportion, both in file order."""
-    held = held_out(name, split.labels, size)
+    held = held_out(split.labels, quotas(name, split.labels, size))
     return split.take(~held), split.take(held)
 
 
-def held_out(name: str, labels: Tensor, size: int) -> Tensor:
-    """Which `size` of the images with these labels are held out  # (n,) bool
+def quotas(name: str, labels: Tensor, size: int) -> Tensor:
+    """How many of each class are held out for `size` images in all  # (classes,)
 
     Class c of n_c images gives ⌊size · n_c / n⌋ of them, and the classes of largest remainder one more.
     """
@@ -142,9 +142,14 @@ def held_out(name: str, labels: Tensor, size: int) -> Tensor:
     counts = torch.bincount(labels)
     quota, remainder = counts * size // n, counts * size % n
     quota[remainder.argsort(descending=True, stable=True)[: size - int(quota.sum())]] += 1
-    order = permutation(n, SPLIT_SEED, 0)
+    return quota
+
+
+def held_out(labels: Tensor, quota: Tensor) -> Tensor:
+    """Which of the images with these labels are held out, so many of each class: always the same ones  # (n,) bool"""
+    order = permutation(len(labels), SPLIT_SEED, 0)
     ordered_labels = labels[order]
-    held = torch.zeros(n, dtype=torch.bool)
+    held = torch.zeros(len(labels), dtype=torch.bool)
     for label, count in enumerate(quota.tolist()):
         held[order[ordered_labels == label][:count]] = True
     return held

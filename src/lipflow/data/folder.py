@@ -4,23 +4,26 @@
     root/<class>/*.png                                                                (split here, 80/10/10)
 
 Without test/, val/ is the test split (as papers do with ImageNet's) and validation is held out of train/; without
-val/ likewise. Classes are numbered in the alphabetical order of their folders. Test and validation images are mixed,
-always in the same way, so that the first so many of them are of all classes. Hidden files and files that are not
-images by their suffix are skipped; anything else that is wrong is an error that names the file.
+val/ likewise. What is held out is a tenth of each class, and at least one image of it. Classes are numbered in the
+alphabetical order of their folders. Test and validation images are mixed, always in the same way, so that the first so
+many of them are of all classes. Hidden files and files that are not images by their suffix are skipped; anything else
+that is wrong is an error that names the file.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from lipflow.data.dataset import SPLIT_SEED, DataError, Dataset, Request, Split, assemble, held_out
+from lipflow.data.dataset import SPLIT_SEED, DataError, Dataset, Request, Split, assemble, held_out, quotas
 from lipflow.data.order import permutation
 
+_DEEP = re.compile(r"^[IF].*|\w+;(16|32)[BLNSF]+")  # modes of more than 8 bits; Pillow reads RGB;16B as RGB
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".pnm", ".tif", ".tiff")
 
 
@@ -46,8 +49,8 @@ class _Files(NamedTuple):
     def take(self, indices: torch.Tensor) -> _Files:
         return _Files([self.paths[i] for i in indices.tolist()], self.labels[indices])
 
-    def carve(self, size: int) -> tuple[_Files, _Files]:
-        held = held_out("folder", self.labels, size)
+    def carve(self, quota: torch.Tensor) -> tuple[_Files, _Files]:
+        held = held_out(self.labels, quota)
         return self.take((~held).nonzero()[:, 0]), self.take(held.nonzero()[:, 0])
 
     def mixed(self) -> _Files:
@@ -60,11 +63,9 @@ def _splits(root: Path, size: int | None) -> tuple[list[str], tuple[_Files, _Fil
     if not parts:
         names = _class_names(root)
         whole = _list(root, names)
-        if len(whole.paths) < 10:
-            raise DataError(f"{root} has {len(whole.paths)} images; splitting them 80/10/10 takes at least 10")
-        tenth = len(whole.paths) // 10
+        tenth = _quota(root, names, whole, None, splits=2 if size == 0 else 3)
         rest, test = whole.carve(tenth)
-        train, validation = rest.carve(tenth if size is None else size)
+        train, validation = rest.carve(tenth if size is None else _quota(root, names, rest, size))
         return names, (train, validation.mixed(), test.mixed())
 
     if parts[0] != "train" or len(parts) == 1 or {"val", "validation"} <= set(parts):
@@ -75,12 +76,24 @@ def _splits(root: Path, size: int | None) -> tuple[list[str], tuple[_Files, _Fil
     names = _class_names(root / "train")
     train, *others = (_list(root / part, names) for part in parts)
     if len(others) == 1:
-        train, validation = train.carve(len(train.paths) // 10 if size is None else size)
+        train, validation = train.carve(_quota(root / "train", names, train, size))
     elif size is not None:
         raise DataError(f"{root / parts[1]} is the validation split already; drop validation={size}")
     else:
         validation = others[0]
     return names, (train, validation.mixed(), others[-1].mixed())
+
+
+def _quota(folder: Path, names: list[str], files: _Files, size: int | None, splits: int = 2) -> torch.Tensor:
+    """How many of each class are held out: `size` in all, or a tenth of each and at least one."""
+    if size is not None:
+        return quotas("folder", files.labels, size)
+    counts = torch.bincount(files.labels)
+    if int(counts.min()) < splits:
+        least = int(counts.argmin())
+        has = f"{folder / names[least]} has {counts[least]} of the {splits} images"
+        raise DataError(f"{has} that a class needs to be in every split")
+    return ((counts + 5) // 10).clamp(min=1)
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -149,7 +162,7 @@ def _installed_memory() -> int | None:
 
 
 def _pixels(path: Path, size: int | None) -> np.ndarray:  # (3, height, width), uint8
-    """The image upright in RGB; with `size`, the square in its middle resized to that side.
+    """The image upright in RGB, on white where it is transparent; with `size`, the square in its middle of that side.
 
     It is the usual "resize the shorter side, then cut the middle out", without rounding the middle to a pixel.
     Pillow's bicubic resize antialiases: it widens the kernel when it shrinks an image.
@@ -157,12 +170,16 @@ def _pixels(path: Path, size: int | None) -> np.ndarray:  # (3, height, width), 
     image_module, image_ops = _pillow()
     try:
         with image_module.open(path) as image:
-            mode = image.mode
-            upright = image_ops.exif_transpose(image).convert("RGB")
+            mode = _DEEP.search(str(image.tile)) or _DEEP.search(image.mode)
+            upright = image_ops.exif_transpose(image)
+            if upright.has_transparency_data:
+                upright = upright.convert("RGBA")
+                upright = image_module.alpha_composite(image_module.new("RGBA", upright.size, "white"), upright)
+            upright = upright.convert("RGB")
     except Exception as error:  # what the decoders raise on damaged files is not documented, and varied
         raise DataError(f"{path} cannot be read as an image ({error}); repair or remove it") from None
-    if mode.startswith(("I", "F")):
-        raise DataError(f"{path} has pixels of mode {mode}, not bytes; convert it to 8 bits a channel")
+    if mode:
+        raise DataError(f"{path} has pixels of mode {mode[0]}, not bytes; convert it to 8 bits a channel")
     if size is not None:
         shorter = min(upright.size)
         left, top = ((side - shorter) / 2 for side in upright.size)
@@ -175,5 +192,5 @@ def _pillow() -> tuple[Any, Any]:
     try:
         from PIL import Image, ImageOps
     except ImportError:
-        raise DataError("reading image files needs Pillow: pip install 'lipflow[images]'") from None
+        raise DataError("reading image files needs Pillow: pip install pillow") from None
     return Image, ImageOps

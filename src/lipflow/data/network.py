@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lipflow.data.dataset import DataError
+from lipflow.files import permit
 
 _REASONS = {  # where requests' own words are a page long
     "ConnectionError": "no connection",
@@ -38,7 +39,9 @@ def download(title: str, url: str, sha256: str, folder: Path) -> Path:
     bar = _terminal_bar(name)
     downloader = pooch.HTTPDownloader(progressbar=bar, chunk_size=1 << 18)
     try:
-        return Path(pooch.retrieve(url, f"sha256:{sha256}", fname=name, path=folder, downloader=downloader))
+        path = Path(pooch.retrieve(url, f"sha256:{sha256}", fname=name, path=folder, downloader=downloader))
+        permit(path)
+        return path
     except (OSError, ValueError) as error:  # no network (requests' errors are OSErrors), no disk, or a wrong hash
         reason = _REASONS.get(type(error).__name__) or " ".join(str(error).split())[:200]
         raise DataError(

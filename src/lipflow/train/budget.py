@@ -1,5 +1,6 @@
 """A time budget: the number of steps that fit into what is left of it, asked again and again as a run goes on."""
 
+import math
 import time
 from dataclasses import replace
 from itertools import islice
@@ -22,7 +23,7 @@ class Budget:
     def __init__(self, seconds: float, learner: Learner, validation: Split) -> None:
         self.seconds, self.learner, self.per_epoch = seconds, learner, learner.steps_per_epoch
         self.validation, self.batches = validation, -(-len(validation) // learner.run.recipe.batch_size)
-        self.decided, self.then = time.monotonic(), Standing()
+        self.decided, self.then = -math.inf, Standing()  # a run that is resumed decides at once
         self.check: float | None = None  # what a validation is thought to take, before there was one
 
     def first(self, start: float) -> int:
@@ -45,6 +46,7 @@ class Budget:
             raise ValueError(
                 f"--budget {self.seconds:g}s is too short: starting took {elapsed:.1f} s, and a step takes {step:.2g} s"
             )
+        self.decided = time.monotonic()
         return steps
 
     def again(self, standing: Standing, plan: Plan) -> int:

@@ -4,6 +4,7 @@ import torch
 
 from lipflow.flows import Weight
 from lipflow.models import Network
+from lipflow.train.ending import NonFiniteLoss
 
 
 @torch.no_grad()
@@ -21,5 +22,7 @@ def diagnosis(network: Network) -> str:
     )
 
 
-def is_finite(network: Network) -> bool:
-    return all(bool(torch.isfinite(tensor).all()) for tensor in network.state_dict().values())
+def require_finite(network: Network, step: int) -> None:
+    """Stop at weights that are no numbers: a finite loss can have a gradient that is none."""
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in network.state_dict().values()):
+        raise NonFiniteLoss(f"after step {step} there are weights that are no numbers.\n{diagnosis(network)}")

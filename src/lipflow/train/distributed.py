@@ -58,6 +58,12 @@ class Ranks:
         """The first rank's value, on every rank."""
         return round(self.sum([value if self.first else 0])[0])
 
+    def require_same(self, **parts: str) -> None:
+        """Refuse, on every rank, what is not the same on all; the error says what that is."""
+        every = self.gather([parts])
+        if other := [name for name in parts if len({of_rank[name] for of_rank in every}) > 1]:
+            raise ValueError(f"the processes do not have the same {' and '.join(other)}; start each as the first one")
+
     def in_turn(self, action: Callable[[], T]) -> T:
         """Let the first rank act before the others, so that they find what it has downloaded."""
         result = action() if self.first else None
@@ -83,7 +89,8 @@ class Ranks:
 def join(device: str) -> Iterator[Ranks]:
     """The process group that torchrun has set up for us, or this process alone.
 
-    A group that the caller has initialised is used, and left as it is.
+    A group that the caller has initialised is used, and left as it is. So is ours after an error: the others may wait
+    for this process, and NCCL would wait for them.
     """
     world = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
@@ -96,11 +103,9 @@ def join(device: str) -> Iterator[Ranks]:
     if own:
         # One rank may read the data, or certify, for hours while the others wait; torch's default is 10 minutes.
         dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=timedelta(days=7))
-    try:
-        yield Ranks(dist.get_rank(), world, chosen)
-    finally:
-        if own:
-            dist.destroy_process_group()
+    yield Ranks(dist.get_rank(), world, chosen)
+    if own:
+        dist.destroy_process_group()
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:

@@ -17,7 +17,7 @@ from lipflow.models import Network
 from lipflow.train.accuracy import Accuracy
 from lipflow.train.budget import Budget
 from lipflow.train.checkpoint import Checkpoints, save_model
-from lipflow.train.diagnosis import diagnosis
+from lipflow.train.diagnosis import diagnosis, require_finite
 from lipflow.train.distributed import Ranks, join, threads
 from lipflow.train.duration import format_duration, parse_duration
 from lipflow.train.ending import Interrupted, NonFiniteLoss, Signals
@@ -26,7 +26,7 @@ from lipflow.train.exact import exact
 from lipflow.train.learner import Learner, make_network
 from lipflow.train.plan import Plan
 from lipflow.train.record import BEST, FINAL, Record, environment, load_run
-from lipflow.train.run import Run, differences
+from lipflow.train.run import PLACE, Run, differences
 from lipflow.train.schedule import rate_at
 from lipflow.train.scribe import Scribe, Standing
 
@@ -55,13 +55,15 @@ def train(run: Run, resume: bool = False) -> Result:
         if stored is not None and (folder / FINAL).is_file():
             return _ended(folder, stored, ranks)
         data = ranks.in_turn(lambda: load(run.data, run.data_dir, image_size=run.image_size, validation=run.validation))
+        if ranks.world > 1:
+            _require_one_run(run, resume, data, ranks)
         learner = Learner(make_network(run, data), run, data.train, ranks)
         budget = Budget(parse_duration(run.budget), learner, data.validation) if run.budget else None
         if stored is None:
             steps = budget.first(began) if budget else run.recipe.epochs * learner.steps_per_epoch
             splits: tuple[SplitName, ...] = ("train", "validation", "test") if ranks.first else ()
             digests = {split: data.digest(split) for split in splits}
-            record = Record(run, Plan.of(steps), environment(ranks), data_sha256=digests)
+            record = Record(run, Plan.of(steps), environment(ranks), None, digests, data.class_names)
         else:
             _require_same_images(stored, data)
             record = stored
@@ -104,7 +106,7 @@ def _run(record: Record, learner: Learner, data: Dataset, budget: Budget | None,
                 standing.seconds += time.monotonic() - began
                 if standing.step % learner.steps_per_epoch == 0 or standing.step == record.steps:
                     began = time.monotonic()
-                    standing.validation = _validate(learner, data)
+                    standing.validation = _validate(learner, data, standing.step)
                     standing.checking = time.monotonic() - began
                     if scribe:
                         scribe.epoch(epoch, standing.epoch_loss / standing.epoch_images, standing.validation)
@@ -130,7 +132,8 @@ def _run(record: Record, learner: Learner, data: Dataset, budget: Budget | None,
     return Result(learner.run.folder, learner.network.eval(), standing.validation, found)
 
 
-def _validate(learner: Learner, data: Dataset) -> Accuracy | None:
+def _validate(learner: Learner, data: Dataset, step: int) -> Accuracy | None:
+    require_finite(learner.network, step)
     if not len(data.validation):
         return None
     recipe = learner.run.recipe
@@ -208,6 +211,12 @@ def _require_same_images(stored: Record, data: Dataset) -> None:
         )
 
 
+def _require_one_run(run: Run, resume: bool, data: Dataset, ranks: Ranks) -> None:
+    """Refuse, on every rank, processes that were started with other flags or see other images."""
+    asked = {name: value for name, value in run.to_json().items() if name not in PLACE}
+    ranks.require_same(flags=f"{asked} {resume}", images=data.digest("train") + data.digest("validation"))
+
+
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
     """Let no other process train in a folder meanwhile; the system lets go of it, however this process ends."""
@@ -279,11 +288,11 @@ def _opening(record: Record, learner: Learner, data: Dataset, standing: Standing
     now = environment(learner.ranks)
     changed = [f"{k} {v} → {now[k]}" for k, v in record.environment.items() if k in _MATTERS and now[k] != v]
     if changed:
-        lines.append(f"equal to the uninterrupted run up to rounding only: {', '.join(changed)}")
+        lines.append(f"not to the bit what the uninterrupted run would be: {', '.join(changed)}")
     return "\n".join(lines)
 
 
-_MATTERS = ("torch", "machine", "processor", "device", "threads", "processes")
+_MATTERS = ("lipflow", "commit", "torch", "machine", "processor", "device", "threads", "processes")
 
 
 def _closing(learner: Learner, standing: Standing, found: Accuracy | None) -> str:

@@ -67,6 +67,8 @@ class Recipe:
         for name, least in at_least.items():
             if not getattr(self, name) >= least:
                 raise ValueError(f"--{flag(name)} must be at least {least}, not {getattr(self, name)}")
+        if not all(0 < milestone < 1 for milestone in self.milestones):
+            raise ValueError(f"--milestones are fractions of the run, between 0 and 1, not {self.milestones}")
         if not self.radii:
             raise ValueError("--radii needs at least one radius, such as 36/255")
         for text in self.radii:

@@ -35,6 +35,7 @@ class Record:
     environment: Mapping[str, Any]
     exact: Accuracy | None = None
     data_sha256: Mapping[str, str] = field(default_factory=dict)  # of each split; older runs have none
+    class_names: tuple[str, ...] = ()  # older runs have none
 
     @property
     def steps(self) -> int:
@@ -49,6 +50,8 @@ class Record:
             values["validation_exact"] = asdict(self.exact)
         if self.data_sha256:
             values["data_sha256"] = dict(self.data_sha256)
+        if self.class_names:
+            values["class_names"] = self.class_names
         text = json.dumps(values, indent=2)
         write_atomic(folder / "run.json", lambda temporary: temporary.write_text(text + "\n"))
 
@@ -59,7 +62,9 @@ class Record:
             values = json.loads(path.read_text())
             run, environment = Run.from_json(values["run"]), values["environment"]
             plan = Plan.of(values.get("plan", values["steps"]))
-            digests = values.get("data_sha256", {})
+            digests, classes = values.get("data_sha256", {}), values.get("class_names", [])
+            if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+                raise ValueError(f"class_names={classes!r}")
             if plan.steps != values["steps"] or not isinstance(environment, dict) or not isinstance(digests, dict):
                 raise ValueError(f"steps={values['steps']!r}, plan={plan}, environment={environment!r}, {digests!r}")
             exact = Accuracy(**values["validation_exact"]) if "validation_exact" in values else None
@@ -67,7 +72,7 @@ class Record:
             raise ValueError(f"{folder} holds no run: there is no {path}") from None
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} is not a record of a run: {error}") from None
-        return cls(run, plan, environment, exact, digests)
+        return cls(run, plan, environment, exact, digests, tuple(classes))
 
     def other_images(self, data: Dataset, *splits: SplitName) -> list[str]:
         """Those of some splits that hold other images than when the run began, as far as it is known."""

@@ -67,7 +67,7 @@ class Run:
     budget: str | None = None
     """End the schedule within this time (90s, 30m, 1h30m): sets the number of steps from the measured speed."""
     checkpoint_activations: bool = False
-    """Spare memory: keep the activations of about √n of n layers, and compute the others again (a third more time)."""
+    """Spare memory: keep the activations of about √n of n layers, and compute the others again (more time)."""
     checkpoint_every: str = "5m"
     """How much time a crash may cost: a checkpoint is written so often, and when the run is asked to stop."""
     exact: int | None = None
@@ -79,6 +79,8 @@ class Run:
         object.__setattr__(self, "sizes", plain)  # as JSON gives it back
         if self.budget is not None and parse_duration(self.budget) <= 0:
             raise ValueError(f"--budget must be above 0, not {self.budget!r}")
+        if isinstance(self.seed, int) and not -(2**63) <= self.seed < 2**64:  # a word that was typed is read later
+            raise ValueError(f"--seed is an integer of 64 bits, not {self.seed}")
         parse_duration(self.checkpoint_every)
         if self.exact is not None and self.exact < 0:
             raise ValueError(f"--exact is a number of images, at least 0, not {self.exact}")

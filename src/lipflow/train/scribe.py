@@ -8,9 +8,8 @@ from typing import Any
 
 from lipflow.train.accuracy import Accuracy
 from lipflow.train.checkpoint import Checkpoint, Checkpoints, save_model
-from lipflow.train.diagnosis import diagnosis, is_finite
+from lipflow.train.diagnosis import require_finite
 from lipflow.train.duration import parse_duration
-from lipflow.train.ending import NonFiniteLoss
 from lipflow.train.learner import Learner
 from lipflow.train.log import Log
 from lipflow.train.progress import make_progress
@@ -83,10 +82,8 @@ class Scribe:
         return time.monotonic() - self.saved >= self.every
 
     def save(self) -> None:
-        """Write a checkpoint, of weights that are numbers: a finite loss can have a gradient that is none."""
-        if not is_finite(self.learner.network):
-            found = diagnosis(self.learner.network)
-            raise NonFiniteLoss(f"after step {self.standing.step} there are weights that are no numbers.\n{found}")
+        """Write a checkpoint, of weights that are numbers."""
+        require_finite(self.learner.network, self.standing.step)
         self.standing.log = self.log.position()
         self.checkpoints.save(Checkpoint(self.standing.step, self.learner.tensors(), asdict(self.standing)))
         self.saved = time.monotonic()
