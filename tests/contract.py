@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import lipflow
 from lipflow import blocks
+from lipflow.bound import Domain, fold, fold_origin
 from lipflow.flows import ConvexPotential, ConvWeight, DenseWeight, Potential, ReshapedNorm, Skew, Sum, Weight
 
 REACH = 20.0  # the domain over which a tolerance is declared; every input below stays inside
@@ -252,6 +253,15 @@ def gradients_are_right(name: str) -> None:
             return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x.detach(),))
 
         assert torch.autograd.gradcheck(of_parameters, values, check_forward_ad=True)
+
+
+def origin_is_covered(name: str, trained: bool) -> None:
+    """‖f(0)‖ is at most what the layer says, up to its tolerance: the reach of all layers behind it rests on that."""
+    layer, domain = make(name, trained=trained), Domain(LAYERS[name].shape, 0.0)
+    layer(inputs(name, 1))
+    moved = float(layer(torch.zeros(1, *LAYERS[name].shape, dtype=torch.float64)).detach().norm())
+    promised = fold_origin([("", layer)], domain)
+    assert moved <= promised * (1 + ROUNDING) + fold([("", layer)], domain).tolerance
 
 
 def adjoints_are_exact(name: str) -> None:

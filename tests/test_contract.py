@@ -22,6 +22,12 @@ def test_pairs_never_stretched(name, trained):
 
 
 @every_layer
+@pytest.mark.parametrize("trained", [False, True], ids=["fresh", "trained"])
+def test_origin_is_covered(name, trained):
+    contract.origin_is_covered(name, trained)
+
+
+@every_layer
 def test_gradients_are_right(name):
     contract.gradients_are_right(name)
 

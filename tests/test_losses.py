@@ -157,3 +157,8 @@ def test_an_empty_batch_has_no_losses(batch):
 def test_bad_numbers_are_refused(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+def test_one_label_is_not_taken_for_that_of_all_images():
+    with pytest.raises(ValueError, match=r"labels are one an image, not \(1,\) for scores of \(8, 10\)"):
+        MultiMargin(0.7)(torch.zeros(8, 10), torch.zeros(1, dtype=torch.int64), Truncate(10))

@@ -57,6 +57,10 @@ class Lipschitz(nn.Module, ABC):
     def forward(self, x: Tensor) -> Tensor:
         """The map itself, on a batch."""
 
+    def parts(self) -> Iterable[nn.Module]:
+        """The modules that its promise is about, itself included: a hook on one of them voids it."""
+        return self.modules()
+
 
 class Nonexpansive(Lipschitz):
     """A module that is exactly 1-Lipschitz and fixes the origin."""
@@ -91,6 +95,9 @@ class Assume(Lipschitz):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.module(x)
+
+    def parts(self) -> Iterable[nn.Module]:
+        return (self,)
 
     def extra_repr(self) -> str:
         return f"bound={self.assumed.lipschitz}, tolerance={self.assumed.tolerance}"
@@ -151,11 +158,15 @@ def _promise(module: nn.Module, domain: Domain, name: str, moved: bool) -> tuple
 
 
 def require_plain(module: nn.Module, name: str) -> None:
-    """Refuse a module that something was attached to: then it may compute anything, whatever its type declares."""
-    if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
-        raise TypeError(
-            f"{called(module, name)} has forward hooks, or a forward of its own, so its bound is unknown; remove them"
-        )
+    """Refuse a module with a part that something was attached to: it may compute anything, whatever its type declares.
+
+    The children of a chain are looked at one by one, each by its own name.
+    """
+    for part in module.parts() if isinstance(module, Lipschitz) else (module,):
+        if part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part):
+            where = next((inner for inner, found in module.named_modules() if found is part), "")
+            has = f"{called(module, name)} has forward hooks, or a forward of its own"
+            raise TypeError(f"{has}{f', in {where}' if where else ''}, so its bound is unknown; remove them")
 
 
 def _moves(module: nn.Module, domain: Domain) -> float:

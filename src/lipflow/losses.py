@@ -95,6 +95,8 @@ LOSSES: dict[str, type[Loss]] = {
 
 def gaps(logits: Tensor, labels: Tensor) -> Tensor:
     """f_y - f_j for every class j  # (batch, classes), 0 at j = y."""
+    if labels.shape != logits.shape[:1]:  # one label would be taken for that of all images
+        raise ValueError(f"labels are one an image, not {tuple(labels.shape)} for scores of {tuple(logits.shape)}")
     return logits.gather(1, labels[:, None]) - logits
 
 

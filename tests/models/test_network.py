@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import lipflow
+from tests import contract
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -45,11 +46,11 @@ def test_a_network_is_built_where_and_as_torch_is_told(name):
         assert {value.device.type for value in lipflow.build(name).state_dict().values()} == {"meta"}
 
 
-@pytest.mark.parametrize("name", ["cpl-digits", "cpl-fast", "soc-10", "cayley-kw3", "bcop-large"])
+@pytest.mark.parametrize("name", [name for name in contract.LAYERS if name.endswith("network")])
 def test_a_default_dtype_is_that_of_all_parameters(name):
     torch.set_default_dtype(torch.float64)
     try:
-        network = lipflow.build(name)
+        network = contract.LAYERS[name].make()
     finally:
         torch.set_default_dtype(torch.float32)
     assert {value.dtype for value in network.state_dict().values()} == {torch.float64}

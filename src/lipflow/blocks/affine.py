@@ -96,7 +96,7 @@ class Scaled(Parameterisation):
 
     def forward(self, x: Tensor) -> LinearOperator:
         op = self.weight(x)
-        inputs = (self.weight.weight, self.weight.u, *self.scale.state())
+        inputs = (op.weight, self.weight.u, *self.scale.state())
         weight = self.memo(
             lambda: op.weight * self.scale(op, self.weight, self.training), inputs, op.in_shape, keep=not self.training
         )

@@ -1,6 +1,7 @@
 """The mean over an image and its mirror image, which is as Lipschitz as what it is a mean of."""
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Any, final
 
 import torch
@@ -31,6 +32,9 @@ class Mirrored(Around):
             return self._inside(x)
         here, there = self._inside(torch.cat([x, x.flip(3)])).unflatten(0, (2, -1)).unbind()
         return (here + there) / 2
+
+    def parts(self) -> Iterable[nn.Module]:
+        return self, self.inner
 
     def _inside(self, x: Tensor) -> Tensor:
         whole = torch.compiler.is_compiling() or listened(self.inner)

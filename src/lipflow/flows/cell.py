@@ -118,7 +118,7 @@ class Rational(Cell):
         m = self.field.weight(x)
         learn, coefficients = self.field.training, (self.alpha, self.beta)
         matrices = self.field.recall(
-            lambda: resolvent(self.field.turn(m, learn), *coefficients), coefficients, m.in_shape
+            lambda: resolvent(self.field.turn(m, learn), *coefficients), m, coefficients, m.in_shape
         )
         return apply(matrices, x)
 

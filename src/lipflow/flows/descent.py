@@ -128,11 +128,17 @@ class _Descend(torch.autograd.Function):
         g, count = grads[0], len(ctx.layers)
         x, *saved = ctx.saved_tensors
         rounded, saved = saved[len(saved) - ctx.rounded :], saved[: len(saved) - ctx.rounded]
-        if torch.is_grad_enabled():  # create_graph=True: this derivative may itself be differentiated
-            with torch.autocast(g.device.type, ctx.dtype) if rounded else in_full(g):
+        # With create_graph=True this derivative may itself be differentiated; and many gradients may come at once.
+        if torch.is_grad_enabled() or _are_many(g):
+            with torch.enable_grad(), torch.autocast(g.device.type, ctx.dtype) if rounded else in_full(g):
                 return _differentiable(x, ctx.layers, saved[-2 * count :], ctx.needs_input_grad, g)
         with in_full(g):
             return _backward(ctx, _runners(ctx.layers, ctx.dtype, rounded), x, saved[: -2 * count], g)
+
+
+def _are_many(g: Tensor) -> bool:
+    """Whether g stands for many gradients, as `is_grads_batched` and `jacobian(…, vectorize=True)` send them."""
+    return torch._C._functorch.is_legacy_batchedtensor(g)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _forward(ctx: Any, x: Tensor, layers: Sequence[Layer], parameters: Sequence[Tensor | None]) -> Tensor:
@@ -244,7 +250,11 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 def _differentiable(
     x: Tensor, layers: Sequence[Layer], parameters: Sequence[Tensor | None], needed: Sequence[bool], g: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """The derivatives of the plain form, as functions that can be differentiated again."""
+    """The derivatives of the plain form, as functions that can be differentiated again.
+
+    They are partial ones, by aliases: x may itself come from the same weights, and two layers may share them.
+    """
+    x, parameters = x.view_as(x), [t if t is None else t.view_as(t) for t in parameters]
     z = x
     for layer, weight, bias in zip(layers, parameters[::2], parameters[1::2], strict=True):
         assert weight is not None

@@ -194,12 +194,12 @@ class Skew(nn.Module):
     def on(self, x: Tensor) -> LinearOperator:
         """A as an operator on the inputs x, whose shape it takes up."""
         m = self.weight(x)
-        return m.with_weight(self.recall(lambda: self.turn(m, self.training).weight, m.in_shape))
+        return m.with_weight(self.recall(lambda: self.turn(m, self.training).weight, m, m.in_shape))
 
-    def recall(self, compute: Callable[[], Tensor], *what: Hashable) -> Tensor:
-        """compute(), a function of A and of `what` alone: once in evaluation, until a parameter changes."""
+    def recall(self, compute: Callable[[], Tensor], m: LinearOperator, *what: Hashable) -> Tensor:
+        """compute(), a function of A, made of M, and of `what` alone: once in evaluation, until a number changes."""
         scaled = () if self.scale is None else (self.weight.u, *self.scale.state())
-        inputs = (self.weight.weight, *scaled)
+        inputs = (m.weight, *scaled)
         return self.memo(compute, inputs, *what, keep=not self.training)
 
     def turn(self, m: LinearOperator, learn: bool) -> LinearOperator:

@@ -39,7 +39,11 @@ def proximal(gradient: Gradient, x: Tensor, h: float, ell: float, iterations: in
         return z
     linked = x - h * gradient(z)
     if linked.requires_grad:
-        linked.register_hook(lambda g: g if g is None else _resolve(gradient, z, h, g))
+        with in_full(x), torch.enable_grad():  # now: when the hook runs, f may have other parameters
+            point = z.detach().requires_grad_()
+            value = gradient(point)
+        most = 1000 + int(40 * math.sqrt(1 + ell))  # conjugate gradients need about 18√(1 + ℓ) in float64
+        linked.register_hook(lambda g: g if g is None else _resolve(point, value, h, g, most))
     return z + (linked - linked.detach())
 
 
@@ -91,15 +95,12 @@ def _solve(gradient: Gradient, x: Tensor, h: float, ell: float, iterations: int)
     return z
 
 
-def _resolve(gradient: Gradient, z: Tensor, h: float, g: Tensor, most: int = 1000) -> Tensor:
-    """w with (I + hH)w = g, H = ∇²f(z), by conjugate gradients on each member of the batch."""
+def _resolve(point: Tensor, value: Tensor, h: float, g: Tensor, most: int) -> Tensor:
+    """w with (I + hH)w = g, by conjugate gradients on each member of the batch; H is the Jacobian of `value` there."""
     if torch.is_grad_enabled():
         raise RuntimeError(
             "an implicit layer has first derivatives only; create_graph=True would make wrong second ones"
         )
-    with in_full(g), torch.enable_grad():
-        point = z.detach().requires_grad_()
-        value = gradient(point)
 
     def apply(w: Tensor) -> Tensor:
         if not value.requires_grad:
@@ -109,20 +110,25 @@ def _resolve(gradient: Gradient, z: Tensor, h: float, g: Tensor, most: int = 100
         return w if hessian is None else w + h * hessian
 
     def dot(a: Tensor, b: Tensor) -> Tensor:
-        return (a * b).flatten(1).sum(1).reshape(-1, *[1] * (a.ndim - 1))
+        wide = torch.promote_types(a.dtype, torch.float32)
+        return (a.to(wide) * b.to(wide)).flatten(1).sum(1).to(wide).reshape(-1, *[1] * (a.ndim - 1))
 
+    largest = g.abs().flatten(1).amax(1).reshape(-1, *[1] * (g.ndim - 1)) if g.numel() else g
+    scale = torch.where(largest > 0, largest, torch.ones_like(largest))  # small gradients would have squares of 0
+    g = g / scale
     w = torch.zeros_like(g)
     residual = direction = g
     squared = dot(residual, residual)
     target = torch.finfo(g.dtype).eps ** 2 * squared
     for _ in range(most):
         if not bool((squared > target).any()):
-            return w
+            return w * scale
         image = apply(direction)
         step = squared / torch.where(squared > target, dot(direction, image), torch.ones_like(squared))
         step = torch.where(squared > target, step, torch.zeros_like(step))
-        w, residual = w + step * direction, residual - step * image
+        w, residual = w + (step * direction).to(w), residual - (step * image).to(w)
         updated = dot(residual, residual)
-        direction = residual + updated / torch.where(squared > 0, squared, torch.ones_like(squared)) * direction
+        turn = updated / torch.where(squared > 0, squared, torch.ones_like(squared))
+        direction = residual + (turn * direction).to(w)
         squared = updated
     raise RuntimeError(f"the implicit gradient did not converge: a residual of {float(norm(residual)):.3g} is left")

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from lipflow.flows.weight import HELD, WARM_UP, Weight
+from lipflow.flows.weight import WARM_UP, Weight, moves
 from lipflow.operators import Dense, LinearOperator, norm_estimate
 from lipflow.operators.norm import norm, power_iteration, start_vector
 
@@ -64,7 +64,7 @@ class ReshapedNorm(Scale):
         estimates = []
         for i, matrix in enumerate(reshapings(op.weight)):
             u = self.get_buffer(f"u{i}").clone()  # autograd keeps it, and the buffer moves on
-            if learn and id(self) not in HELD.get():
+            if learn and moves(self):
                 u = power_iteration(Dense(matrix), u, 1)
                 with torch.no_grad():
                     self.get_buffer(f"u{i}").copy_(u)

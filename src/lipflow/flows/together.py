@@ -19,7 +19,7 @@ from lipflow.flows.descent import Layer, descend
 from lipflow.flows.field import ConvexPotential
 from lipflow.flows.flow import Flow
 from lipflow.flows.step import ExplicitEuler
-from lipflow.flows.weight import HELD, ConvWeight, Weight
+from lipflow.flows.weight import HELD, ConvWeight, Weight, moves
 from lipflow.operators import Conv2d
 from lipflow.operators.columns import run
 from lipflow.operators.conv import likes_channels_last
@@ -100,6 +100,7 @@ def followed(network: nn.Module) -> list[Weight]:
         and flow.step.h is None
         and flow.field.weight.u.numel()
         and not flow.field.weight.u.is_meta
+        and moves(flow.field.weight)
     ]
 
 

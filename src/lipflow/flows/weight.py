@@ -18,6 +18,18 @@ HELD: ContextVar[frozenset[int]] = ContextVar("held", default=frozenset())  # we
 WARM_UP = 10  # power iterations when an input size is first seen, so that training starts near the norm
 
 
+def moves(module: nn.Module) -> bool:
+    """Whether a forward pass in training moves the vectors of a module.
+
+    It does not where they are held, where a backward pass computes activations once more, and under torch.func, which
+    keeps nothing.
+    """
+    if torch.compiler.is_compiling():
+        return id(module) not in HELD.get()
+    again = torch._C._current_graph_task_id() != -1
+    return id(module) not in HELD.get() and not again and not torch._C._are_functorch_transforms_active()
+
+
 class Weight(nn.Module, ABC):
     """A learned W, and the vector u that power iteration carries from step to step (in the state dict).
 
@@ -34,7 +46,7 @@ class Weight(nn.Module, ABC):
     def forward(self, x: Tensor) -> LinearOperator:
         """W as an operator on the inputs x; their shape is taken up when it is the first, or in training."""
         op = self.operator(tuple(x.shape[1:]))
-        if not self._knows(op) and (self.training or not self.u.numel()):
+        if not self._knows(op) and (self.training or not self.u.numel()) and moves(self):
             with lasting():
                 self.u = self._vector(op)
         return op
@@ -56,7 +68,7 @@ class Weight(nn.Module, ABC):
     def follow(self, op: LinearOperator, learn: bool) -> Tensor:
         """The unit vector u along which W stretches most, as far as known; to learn is to iterate once and keep it."""
         u = self._vector(op)
-        if learn and id(self) not in HELD.get():
+        if learn and moves(self):
             u = power_iteration(op, u, 1)
             with lasting():
                 if self._knows(op):

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any, TypeVar
 
@@ -43,7 +43,7 @@ def lower(module: nn.Module, shape: Shape, name: str) -> Lowered:
     kind = type(module)
     if kind not in _CONTAINERS and kind not in _LOWER:
         raise TypeError(_refuse(module, name))
-    _require_plain(module, name)
+    require_plain(module, name)
     if kind in _CONTAINERS:
         for child, inner in _CONTAINERS[kind](module):
             inside = (
@@ -68,18 +68,6 @@ def out_shape(p: Primitive, shape: Shape) -> Shape:
     except (RuntimeError, IndexError) as error:
         reason = str(error)
     raise ValueError(f"{p.kind} ({p.shape}) does not take an input of shape {shape}: {reason}")
-
-
-def _require_plain(module: nn.Module, name: str) -> None:
-    """Refuse hooks on a module and on what it is made of, as only its numbers are run; a chain's come with them."""
-    if isinstance(module, Network):
-        parts: Iterable[nn.Module] = (module, module.stages)
-    elif isinstance(module, blocks.Mirrored):
-        parts = (module, module.inner)
-    else:
-        parts = (module,) if isinstance(module, nn.Sequential) else module.modules()
-    for part in parts:
-        require_plain(part, name)
 
 
 def _refuse(module: nn.Module, name: str) -> str:

@@ -2,6 +2,7 @@
 
 import math
 from collections import OrderedDict
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any, cast
@@ -134,8 +135,11 @@ class Network(Lipschitz):
         again.remember()
         return x
 
+    def parts(self) -> Iterable[nn.Module]:
+        return self, self.stages  # a compiler runs them as a module
+
     def bound(self, domain: Domain) -> Bound:
-        require_plain(self.stages, "stages")  # a compiler runs them as a module
+        require_plain(self.stages, "stages")
         return fold(in_order(self.stages), domain._replace(shape=self.in_shape))
 
     def origin(self, domain: Domain) -> float:
