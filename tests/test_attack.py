@@ -264,6 +264,20 @@ def test_the_nearest_of_a_half_space():
     assert all(Fraction(d) ** 2 >= s for d, s in zip(found.distance.tolist(), _exact(x, found.images), strict=True))
 
 
+def test_the_nearest_does_not_depend_on_the_batch():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    x = torch.rand(7, 1, 2, 2, dtype=torch.float64)
+    labels, eps = model(x).argmax(1), [torch.linspace(0.1, 0.4, 7), torch.linspace(0.5, 2, 7)]
+    found = [nearest(model, x, labels, eps, PGD(batch=batch)) for batch in (3, 7, 100)]
+    for other in found[1:]:
+        assert torch.equal(found[0].found, other.found)
+        torch.testing.assert_close(found[0].images, other.images)
+        torch.testing.assert_close(found[0].distance, other.distance)
+    assert bool(found[0].found.any())
+    assert nearest(model, x[:0], labels[:0]).images.shape == (0, 1, 2, 2)
+
+
 def test_the_nearest_is_never_inside_of_the_certified_radius():
     torch.manual_seed(0)
     frozen = lipflow.freeze(lipflow.build("cpl-digits", classes=3, in_shape=(1, 4, 4)))

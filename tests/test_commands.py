@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -44,6 +45,82 @@ def test_certify_check_attack(run, capsys):
     assert len(outcome["clean"]) == len(outcome["standing"]["0.5"]) == 20
     assert len(outcome["certificate"]) == 64
     assert sum(outcome["standing"]["0.5"]) <= sum(outcome["standing"]["36/255"]) <= sum(outcome["clean"])
+
+
+def test_the_tables_are_of_the_rows(run, capsys):
+    """Certified means right, and R above the radius, of the images of the split."""
+    words = ["--images", "60", "--radii", "0.3", "--split", "validation", "--which", "best"]
+    assert cli.main(["certify", str(run), *words]) == 0
+    said = capsys.readouterr().out
+    claims = json.loads((run / "certificate.json").read_text())
+    assert (claims["split"], claims["which"]) == ("validation", "best")
+    with np.load(run / "certified.npz") as rows:
+        right, radius = rows["label"] == rows["truth"], rows["radius"]
+        assert np.array_equal(rows["images"], lipflow.data.load("digits").validation.images[:60].numpy())
+    certified = right & (radius > 0.3)
+    assert 0 < certified.sum() < (radius > 0.3).sum() < 60, "a table that forgot who is right would say the same"
+    assert (line_of(said, "0 (clean)")[0], line_of(said, "0.3")[0]) == tuple(
+        f"{100 * flags.mean():.2f}%" for flags in (right, certified)
+    )
+    assert cli.main(["attack", str(run), "--epsilon", "0.3", "--steps", "2", "--gallery", "0"]) == 0
+    standing = np.array(json.loads((run / "attack.json").read_text())["standing"]["0.3"])
+    assert line_of(capsys.readouterr().out, "0.3") == [f"{100 * flags.mean():.2f}%" for flags in (certified, standing)]
+    assert cli.main(["certify", str(run), "--images", "40"]) == 0
+
+
+def line_of(said: str, radius: str) -> list[str]:
+    """The cells of the row of a radius, in a table that was printed."""
+    (row,) = (line for line in said.splitlines() if line.startswith(f"│ {radius} "))
+    return [cell.strip() for cell in row.strip("│").split("│")][1:]
+
+
+@pytest.mark.parametrize("where", ["table", "inside", "nearest"])
+def test_a_broken_certificate_is_an_alarm_at_once(run, where, monkeypatch, capsys):
+    """Also if the gallery alone broke it: its attack inside of the certified ball is the hardest of all."""
+    assert cli.main(["certify", str(run), "--images", "40"]) == 0
+    real = lipflow.attack.pgd, lipflow.attack.nearest
+
+    def pgd(model, images, labels, epsilons, attack=None, indices=None):
+        found = real[0](model, images, labels, epsilons, attack, indices)
+        inside = isinstance(epsilons[0], torch.Tensor)
+        if where == "table" and not inside:
+            return replace(found, success=torch.ones_like(found.success))
+        return replace(found, label=found.label + 1) if where == "inside" and inside else found
+
+    def nearest(model, images, labels, **more):
+        found = real[1](model, images, labels, **more)
+        return replace(found, distance=0 * found.distance) if where == "nearest" else found
+
+    monkeypatch.setattr("lipflow.attack.pgd", pgd)
+    monkeypatch.setattr("lipflow.attack.nearest", nearest)
+    assert cli.main(["attack", str(run), "--epsilon", "0.05", "--steps", "2", "--gallery", "6"]) == 1
+    said = {
+        "table": "yet broken there",
+        "inside": "inside of the certified ball",
+        "nearest": "nearer than the certified",
+    }
+    assert f"{said[where]}" in capsys.readouterr().err
+
+
+def test_images_of_no_class_are_not_attacked(run, tmp_path, capsys):
+    frozen = lipflow.Frozen.load(run / "frozen.safetensors")
+    images = lipflow.data.load("digits").test.images[:3]
+    found = lipflow.certify(frozen, images)
+    lipflow.record.write(tmp_path, frozen, found, images, torch.full((3,), -1))
+    assert cli.main(["attack", str(tmp_path)]) == 2
+    assert "true class is none of the 10" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["models"], ["report", "RUN", "--out", "PAGE"]], ids=lambda words: words[0])
+def test_a_reader_who_leaves_is_no_contradiction(run, words, tmp_path):
+    """`lipflow models | head -0`: 141, as of any program, where 1 would say that a certificate is wrong."""
+    places = {"RUN": str(run), "PAGE": str(tmp_path / "page.html")}
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "lipflow", *(places.get(word, word) for word in words)]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=100)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 @pytest.mark.parametrize("file", ["frozen.safetensors", "certified.npz", "certificate.json"])

@@ -112,8 +112,21 @@ def nearest(
     """Attack in growing balls (by default up to the diameter of the box); then halve the way from the image to the
     first adversarial one found, some times: a distance from above to the nearest image with another label.
     """
-    x = _receive(model, images, labels)
+    attack, x = PGD() if attack is None else attack, _receive(model, images, labels)
     grid = _grid(x[0].numel() if len(x) else 1) if epsilons is None else epsilons
+    indices = torch.arange(len(x)) if indices is None else indices
+    parts = []
+    for first in range(0, max(1, len(x)), attack.batch):  # as pgd keeps an image for every ε
+        part = slice(first, first + attack.batch)
+        balls = [eps[part] if isinstance(eps, Tensor) else eps for eps in grid]
+        parts.append(_nearest(model, x[part], labels[part], balls, attack, halvings, indices[part]))
+    return Nearest(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _nearest(
+    model: Model, x: Tensor, labels: Tensor, grid: Sequence[Radius], attack: PGD, halvings: int, indices: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One batch: found, images, label and distance."""
     attacked = pgd(model, x, labels, grid, attack, indices)
     rows, column = torch.arange(len(x)), attacked.success.long().argmax(1)
     found = attacked.success.any(1)
@@ -128,7 +141,7 @@ def nearest(
             low, high = torch.where(wrong, low, middle), torch.where(wrong, middle, high)
             nearer = wrong & found
             near, label = torch.where(_over(nearer, x), z, near), torch.where(nearer, said, label)
-    return Nearest(found, near, label, _distances(square_distances(x, near)))
+    return found, near, label, _distances(square_distances(x, near))
 
 
 def _attack(

@@ -95,10 +95,16 @@ def main(words: Sequence[str] | None = None) -> int:
         with _plain_warnings():
             options = parse(name, words[1:])
             settle()
-            return _resolve(COMMANDS[name].function)(options)
+            code = _resolve(COMMANDS[name].function)(options)
+            sys.stdout.flush()
+            return code
     except BrokenPipeError:  # `lipflow models | head`: whoever read us has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # rich noticed it first
+            return 141
+        raise
     except KeyboardInterrupt:
         print("lipflow: interrupted", file=sys.stderr)
         return 130

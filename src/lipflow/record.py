@@ -84,7 +84,11 @@ def claims(
 
 
 def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    sha = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            sha.update(block)
+    return sha.hexdigest()
 
 
 def digest(stated: dict[str, Any]) -> str:

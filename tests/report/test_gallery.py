@@ -1,6 +1,7 @@
 """Images on the page: the pixels that were attacked, and cards for every case."""
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,6 +41,15 @@ def test_cards(run):
     assert text.count("the nearest adversarial image found") == 6
     assert "still" in text
     assert "turned into" not in text
+
+
+def test_the_classes_of_a_run_have_their_own_names(run):
+    """Those of a folder of images are in no package: a run keeps them."""
+    found = read(run, "tiny")
+    names = tuple(f"<{letter}>" for letter in "abcdefghij")
+    text = gallery(replace(found, record=replace(found.record, class_names=names)))
+    assert ": <b>&lt;" in text
+    assert found.record.class_names == tuple("0123456789")
 
 
 def test_a_radius_is_not_shown_larger_than_it_is(run):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lipflow.report.evidence import read
-from lipflow.report.table import DASH, escape, markdown, merge, summarise
+from lipflow.report.table import DASH, escape, images_of, markdown, merge, percent, summarise
 from lipflow.train.run import Run
 from tests.report.conftest import change_claims, change_examples, change_rows, rows
 
@@ -140,3 +140,27 @@ def test_it_says_when_the_images_are_not_test_images(run):
     assert (certified.title, certified.note) == ("certified, validation images", "60 validation images")
     change_claims(run, split="test", which="best")
     assert _line(summarise([read(run, "tiny")]), "certified").title == "certified, best by validation"
+
+
+@pytest.mark.parametrize(
+    ("count", "of", "text"),
+    [
+        (49_999, 50_000, "99.99%"),
+        (1, 50_000, "0.01%"),
+        (50_000, 50_000, "100.00%"),
+        (0, 50_000, "0.00%"),
+        (29, 32, "90.63%"),
+        (295, 300, "98.33%"),
+        (1, 3, "33.33%"),
+    ],
+)
+def test_all_is_all_and_none_is_none(count, of, text):
+    assert percent(count / of) == text
+
+
+def test_images_are_named_by_their_split(run):
+    held = read(run, "tiny").certificate
+    assert held is not None
+    assert images_of(held) == "60 test images"
+    assert images_of(replace(held, split="validation", which="best")) == "60 validation images, best by validation"
+    assert images_of(replace(held, split="")) == "60 images"

@@ -6,6 +6,7 @@ attack.npz     some images for a gallery: the strongest attack in the certified 
 
 import hashlib
 import json
+import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from lipflow.attack import PGD
     from lipflow.frozen import Frozen
+    from lipflow.report.evidence import Certificate, Outcome
     from lipflow.train.distributed import Ranks
 
 AT_ONCE = 100  # images between two signs of progress
@@ -73,7 +75,8 @@ def over_ranks(arguments: Attack, radii: tuple[str, ...], ranks: "Ranks") -> int
     from lipflow import record
     from lipflow.attack import PGD, pgd
     from lipflow.frozen import Frozen
-    from lipflow.report.evidence import read_certificate
+    from lipflow.report.evidence import Examples, Outcome, read_certificate
+    from lipflow.report.table import percent
     from lipflow.rounding import down
     from lipflow.train.recipe import radius
 
@@ -89,13 +92,17 @@ def over_ranks(arguments: Attack, radii: tuple[str, ...], ranks: "Ranks") -> int
     found |= {k: found[k].long() for k in ("truth", "label")}
     if not len(found["truth"]):
         raise ValueError(f"{rows} holds no images to attack; run `lipflow certify {arguments.run}` again")
+    if not bool(((found["truth"] >= 0) & (found["truth"] < held.logits.shape[1])).all()):
+        raise ValueError(
+            f"{rows} has images whose true class is none of the {held.logits.shape[1]}: no attack is on them"
+        )
     frozen, how = Frozen.load(weights), PGD(steps=arguments.steps, restarts=arguments.restarts, seed=arguments.seed)
-    mine = ranks.share(torch.arange(len(found["truth"])))
 
     def attacked(images: "Tensor", truth: "Tensor", index: "Tensor") -> dict[str, "Tensor"]:
         return {"success": pgd(frozen, images, truth, eps, how, index).success}
 
-    given, kept = [found["images"][mine], found["truth"][mine], mine], Kept(f"attack {frozen.digest} {how} {eps}")
+    given = [ranks.share(part) for part in (found["images"], found["truth"], torch.arange(len(found["truth"])))]
+    kept = Kept(f"attack {frozen.digest} {how} {eps}")
     parts = ranks.gather(kept.through(attacked, given, AT_ONCE, "attacking", ranks.first))
     broken = torch.cat([part["success"] for part in parts])  # (images, radii): wrong to begin with counts as broken
     if not ranks.first:
@@ -103,23 +110,37 @@ def over_ranks(arguments: Attack, radii: tuple[str, ...], ranks: "Ranks") -> int
     right = found["label"] == found["truth"]
     title = Text(f"{arguments.run}: {len(right)} images under L2-PGD")  # a name is text, whatever brackets are in it
     table = Table("radius", "certified", "under attack", title=title)
-    clean, sound, outcome = float(right.double().mean()), True, {}
-    table.add_row("0 (clean)", f"{clean:.2%}", f"{clean:.2%}")
-    for column, (name, ball) in enumerate(zip(names, eps, strict=True)):
-        certified = right & (found["radius"] > down(ball))
-        standing = ~broken[:, column]
-        sound &= not bool((certified & ~standing).any()) and float(standing.double().mean()) <= clean
-        outcome[name] = standing.tolist()
-        table.add_row(name, f"{float(certified.double().mean()):.2%}", f"{float(standing.double().mean()):.2%}")
-    said = {"attack": "L2-PGD", **asdict(how), "certificate": held.digest, "clean": right.tolist(), "standing": outcome}
+    table.add_row("0 (clean)", *[percent(float(right.double().mean()))] * 2)
+    standing = {name: ~broken[:, column] for column, name in enumerate(names)}
+    for name, ball in zip(names, eps, strict=True):
+        both = right & (found["radius"] > down(ball)), standing[name]
+        table.add_row(name, *(percent(float(flags.double().mean())) for flags in both))
+    said = {"attack": "L2-PGD", **asdict(how), "certificate": held.digest, "clean": right.tolist()}
+    said["standing"] = {name: flags.tolist() for name, flags in standing.items()}
     write(arguments.run, said)  # before anything that may be interrupted: the table, and the gallery, which takes long
     Console().print(table)
+    outcome = Outcome(
+        how.steps, how.restarts, right.numpy(), {name: flags.numpy() for name, flags in standing.items()}, None
+    )
+    sound = alarm(held, outcome)
     if arguments.gallery > 0:
-        write(arguments.run, said, further(frozen, found, how, arguments.gallery))
+        columns = further(frozen, found, how, arguments.gallery)
+        write(arguments.run, said, columns)
+        sound &= alarm(held, replace(outcome, standing={}, examples=Examples(**columns)))
     kept.forget()
-    if not sound:
-        print("a certified image was broken: this is a bug in lipflow; please report it with the folder of the run")
     return 0 if sound else 1
+
+
+def alarm(held: "Certificate", outcome: "Outcome") -> bool:
+    """Whether an attack leaves a certificate as it is; if not, that is said at once."""
+    from lipflow.report.consistency import refuted
+
+    found = refuted(held, outcome)
+    for text in found:
+        print(f"CONTRADICTION: {text}", file=sys.stderr)
+    if found:
+        print("this is a bug in lipflow; please report it with the folder of the run", file=sys.stderr)
+    return not found
 
 
 def write(folder: Path, said: dict[str, Any], columns: dict[str, Any] | None = None) -> None:

@@ -95,7 +95,7 @@ def over_ranks(frozen: "Frozen", images: "Tensor", ranks: "Ranks", kept: Kept) -
     from lipflow.frozen import certify
     from lipflow.frozen.network import CHUNK
 
-    mine = images[ranks.share(torch.arange(len(images)))]
+    mine = ranks.share(images)
 
     def scores(x: "Tensor") -> "dict[str, Tensor]":
         return {"logits": certify(frozen, x).logits}
@@ -112,12 +112,14 @@ def show(certificates: "Certificates", truth: "Tensor", radii: dict, title: str)
     from rich.table import Table
     from rich.text import Text
 
+    from lipflow.report.table import percent
+
     right = certificates.label == truth
     table = Table("radius", "certified", "by the paper's rule", title=Text(title))
-    table.add_row("0 (clean)", *[f"{_mean(right):.2%}"] * 2)
+    table.add_row("0 (clean)", *[percent(_mean(right))] * 2)
     for name, eps in radii.items():
         paper = certificates.paper_radius > float(eps)
-        table.add_row(name, *(f"{_mean(right & flags):.2%}" for flags in (certificates.certified(eps), paper)))
+        table.add_row(name, *(percent(_mean(right & flags)) for flags in (certificates.certified(eps), paper)))
     both = certificates.radius, certificates.paper_radius
     table.add_row("average radius", *(f"{_mean(radius * right):.4f}" for radius in both))
     Console().print(table)

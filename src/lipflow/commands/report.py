@@ -58,17 +58,17 @@ def report(arguments: Report) -> int:
         texts[arguments.markdown] = markdown(summary, wrong)
     for path, text in texts.items():
         write_atomic(path, lambda temporary, text=text: temporary.write_text(text, encoding="utf-8"))
-    written = [arguments.markdown] if arguments.markdown is not None else []
-    if arguments.figures is not None:
-        written += figure.save(runs, summary, arguments.figures)
     show(summary)
-    for path in written:
-        print(f"wrote {path}")
-    print(f"wrote {arguments.out}: open it in a browser")
-    for text in wrong:
+    for text in wrong:  # before anything else can go wrong
         print(f"CONTRADICTION: {text}", file=sys.stderr)
     if wrong:
         print("a certificate and an attack cannot both be right: run `lipflow check`, and report it", file=sys.stderr)
+    written = [arguments.markdown] if arguments.markdown is not None else []
+    if arguments.figures is not None:
+        written += figure.save(runs, summary, arguments.figures)
+    for path in written:
+        print(f"wrote {path}")
+    print(f"wrote {arguments.out}: open it in a browser")
     return 1 if wrong else 0
 
 
@@ -89,7 +89,7 @@ def show(summary: "Summary") -> None:
         if any(line.average for line in entry.lines):
             table.add_row("average radius", *(line.average for line in entry.lines))
         console.print(table if entry.lines else title)
-        for remark in entry.remarks:
+        for remark in (*entry.notes, *entry.remarks):
             console.print(Text(f"{entry.name}: {remark}"), soft_wrap=True)
 
 

@@ -30,7 +30,11 @@ const power = (value) => {
   const n = Math.round(Math.log10(value));
   return Math.abs(n) < 3 ? plain(value) : "10" + [...String(n)].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit] ?? "⁻").join("");
 };
-const percent = (value) => (100 * value).toFixed(2) + "%";
+// As table.py has it: all only if it is all, and none only if it is none.
+const percent = (value) => {
+  const hundredths = Math.floor(1e4 * value + 0.5);
+  return ((value < 1 ? Math.min(9999, Math.max(value > 0 ? 1 : 0, hundredths)) : hundredths) / 100).toFixed(2) + "%";
+};
 
 // A mark for each run, so that colour is not the only difference; the ninth has the first one's colour, and another mark.
 const MARKS = [

@@ -17,9 +17,13 @@ def contradictions(run: Evidence) -> list[str]:
     """What cannot be true in a run, in words; nothing if all is well or there is nothing to compare."""
     if run.certificate is None or run.outcome is None:
         return []
-    examples = run.outcome.examples
-    found = _outcomes(run.certificate, run.outcome) + ([] if examples is None else _examples(run.certificate, examples))
-    return [f"{run.name}: {text}" for text in found]
+    return [f"{run.name}: {text}" for text in refuted(run.certificate, run.outcome)]
+
+
+def refuted(certificate: Certificate, outcome: Outcome) -> list[str]:
+    """What an attack on a certificate found that cannot be true, in words."""
+    examples = outcome.examples
+    return _outcomes(certificate, outcome) + ([] if examples is None else _examples(certificate, examples))
 
 
 def compared(run: Evidence) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 from lipflow.report.evidence import Evidence
 from lipflow.report.series import BINS, attacked, epsilon_reach, histogram, paper, smooth
 from lipflow.report.table import Summary
+from lipflow.train.recipe import radius
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +27,7 @@ def require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise ValueError("--figures needs matplotlib, which is not installed: pip install 'lipflow[report]'") from None
+        raise ValueError("--figures needs matplotlib, which is not installed: pip install matplotlib") from None
 
 
 def save(runs: Sequence[Evidence], summary: Summary, folder: Path) -> list[Path]:
@@ -36,6 +37,8 @@ def save(runs: Sequence[Evidence], summary: Summary, folder: Path) -> list[Path]
     files = []
     for name, figure in drawn.items():
         if figure is None:
+            for kind in ("png", "pdf"):  # of other runs
+                (folder / f"{name}.{kind}").unlink(missing_ok=True)
             continue
         files += [folder / f"{name}.png", folder / f"{name}.pdf"]
         figure.savefig(files[-2], dpi=200)
@@ -56,7 +59,8 @@ def accuracy(runs: Sequence[Evidence], summary: Summary) -> "Figure | None":
             left = np.arange(len(ends) - 1, -1, -1) / max(1, len(held.truth))
             inside = ends <= reach
             x, y = np.append(ends[inside], reach), np.append(left[inside], left[inside][-1])
-            axes.step(x, 100 * y, where="post", color=colour, label=f"{plain(run.name)}, certified")
+            marked = {"marker": MARKS[(i + i // 8) % 4], "markevery": _at(x, summary.epsilons), "markersize": 4.5}
+            axes.step(x, 100 * y, where="post", color=colour, label=f"{plain(run.name)}, certified", **marked)
         if points := attacked(run):
             line = _marked(axes, points, "--", MARKS[(i + i // 8) % 4])
             of = f", first {run.part} images" if run.part else ""
@@ -117,11 +121,17 @@ def plain(text: str) -> str:
     return f"\u2009{safe}" if safe.startswith("_") else safe
 
 
-def _figure(columns: int, width: float) -> "tuple[Figure, list[Axes]]":
+def _at(x: np.ndarray, epsilons: Sequence[str]) -> list[int]:
+    """Where a falling curve with ends x has its marks: at the last end that is at most ε, for each."""
+    return sorted({int(np.searchsorted(x, float(radius(eps)), side="right")) - 1 for eps in epsilons})
+
+
+def _figure(count: int, width: float) -> "tuple[Figure, list[Axes]]":
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(columns * width, 3.6), layout="constrained")
-    all_axes = [figure.add_subplot(1, columns, k + 1) for k in range(columns)]
+    rows, across = -(-count // 4), min(count, 4)
+    figure = Figure(figsize=(across * width, rows * 3.6), layout="constrained")
+    all_axes = [figure.add_subplot(rows, across, k + 1) for k in range(count)]
     for axes in all_axes:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", alpha=0.3)

@@ -152,7 +152,7 @@ def _uri(pixels: np.ndarray) -> str:
 
 def _names(run: Evidence, classes: int) -> list[str]:
     known = DOWNLOADS.get(run.record.run.data)
-    found = list(known.class_names) if known else []
+    found = list(run.record.class_names or (known.class_names if known else ()))
     return found if len(found) == classes else [str(i) for i in range(classes)]
 
 

@@ -58,6 +58,7 @@ function curves() {
   DATA.runs.forEach((run, index) => {
     if (run.sorted) {
       series.push({ run: index, kind: "certified", look: "solid", curve: true, at: (x) => accuracy(run, x),
+        marked: true, points: DATA.marks.map(({ value }) => [value, accuracy(run, value)]),
         read: (x) => `${run.name}: certified ${percent(accuracy(run, x))}` });
     }
     if (run.attacked.length) {
@@ -112,7 +113,7 @@ function readOff(row, run, eps) {
 // Radii
 
 function histograms() {
-  const shares = DATA.runs.filter((run) => run.histogram)
+  const shares = DATA.runs.filter((run) => run.histogram && run.images)
     .flatMap((run) => run.histogram.right.map((count, i) => (count + run.histogram.wrong[i]) / run.images));
   const top = Math.min(1, 1.05 * Math.max(0.001, ...shares));
   for (const box of all("[data-histogram]")) {

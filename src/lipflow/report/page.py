@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from decimal import ROUND_CEILING, Context
 from html import escape
 from importlib import resources
 
@@ -19,7 +20,7 @@ from lipflow.report.consistency import compared, contradictions, untested
 from lipflow.report.evidence import Certificate, Evidence, Primitive
 from lipflow.report.gallery import gallery
 from lipflow.report.series import epsilon_reach, payload
-from lipflow.report.table import Entry, Summary
+from lipflow.report.table import Entry, Summary, images_of
 
 
 def page(runs: Sequence[Evidence], summary: Summary) -> str:
@@ -146,7 +147,10 @@ def _choice(runs: Sequence[Evidence]) -> str:
 
 
 _KINDS = {  # how a curve looks, and what it is
-    "certified": ('<line class="line" x2="28" y1="6" y2="6"/>', "certified"),
+    "certified": (
+        '<line class="line" x2="28" y1="6" y2="6"/><circle class="point" cx="14" cy="6" r="3.5"/>',
+        "certified",
+    ),
     "attacked": (
         '<line class="line dashed" x2="28" y1="6" y2="6"/><circle class="point" cx="14" cy="6" r="3.5"/>',
         "under attack{of}, measured at the marks",
@@ -195,7 +199,7 @@ above (≤).{apart if any(run.part for run in runs) else ""}</p>
 
 def _read_off(number: int, run: Evidence) -> str:
     """The rows of a run that the slider fills in: of all images and, if only some were attacked, of those."""
-    images = "" if run.certificate is None else f"<small>{len(run.certificate.truth)} images</small>"
+    images = "" if run.certificate is None else f"<small>{escape(images_of(run.certificate))}</small>"
     names = {"whole": f'<span class="swatch"></span>{escape(run.name)}{images}'}
     if run.part:
         names["part"] = f'<span class="swatch part"></span>first {run.part} images'
@@ -214,7 +218,7 @@ def _radii(runs: Sequence[Evidence]) -> str:
             continue
         held = run.certificate
         wrong, none = int((~held.right).sum()), int((held.radius == 0).sum())
-        told = f"{len(held.truth)} images, {wrong} of them wrong{f', {none} with R = 0' if none else ''}"
+        told = f"{escape(images_of(held))}, {wrong} of them wrong{f', {none} with R = 0' if none else ''}"
         title = f"<h3>{escape(run.name)}</h3><p>{told}</p>"
         cells.append(f'<div data-run="{i}">{title}<div data-histogram="{i}"></div></div>')
     if not cells:
@@ -270,8 +274,8 @@ def _certificate(run: Evidence, held: Certificate, alone: bool) -> str:
     most = max([p.rounding for p in held.ledger], default=0.0) or 1.0
     rows = "".join(_primitive(i, p, most) for i, p in enumerate(held.ledger, 1))
     facts = {
-        "Lipschitz constant L": f"{held.lipschitz:.12g}",
-        "rounding at most E": f"{held.rounding:.3e}",
+        "Lipschitz constant L": f"{_above(held.lipschitz, 12):.12g}",
+        "rounding at most E": f"{_above(held.rounding, 4):.3e}",
         "digest": f"<code>{escape(held.digest[:16])}…</code>",
         "verify it": f"<code>lipflow check {escape(str(run.folder))}</code>",
     }
@@ -287,13 +291,19 @@ def _certificate(run: Evidence, held: Certificate, alone: bool) -> str:
 <tbody>{rows}</tbody></table></div></details>"""
 
 
+def _above(bound: float, digits: int) -> float:
+    """So many digits, rounded up: a bound is not shown smaller than it is."""
+    return float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal_from_float(bound))
+
+
 def _primitive(number: int, p: Primitive, most: float) -> str:
-    norm, rounding = "" if p.norm is None else f"{p.norm:.6g}", f"{p.rounding:.2e}" if p.rounding else "0"
+    norm = "" if p.norm is None else f"{_above(p.norm, 6):.6g}"
+    rounding = f"{_above(p.rounding, 3):.2e}" if p.rounding else "0"
     share = 100 * max(0.0, p.rounding) / most
     return (
         f'<tr><th scope="row">{number}</th>'
         f'<td class="words">{escape(p.kind)}</td><td class="words">{escape(p.shape)}</td>'
-        f"<td>{p.lipschitz:.9g}</td><td>{norm}</td><td>{rounding}</td>"
+        f"<td>{_above(p.lipschitz, 9):.9g}</td><td>{norm}</td><td>{rounding}</td>"
         f'<td class="share"><svg aria-hidden="true"><rect width="{share:.1f}%" height="100%"/></svg></td>'
         f'<td class="words">{escape(p.how)}</td></tr>'
     )

@@ -5,6 +5,7 @@ measured is a dash: an attack at 0.5 says nothing exact about 0.4, and no row is
 some images stands beside what is certified of the same images, so that certified ≤ attacked ≤ clean can be seen.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -85,7 +86,16 @@ def accuracy(flags: np.ndarray) -> float:
 
 
 def percent(fraction: float) -> str:
-    return f"{fraction:.2%}"
+    """In hundredths, as chart.js has it; all only if it is all, and none only if it is none."""
+    hundredths = math.floor(1e4 * fraction + 0.5)
+    hundredths = max(1, hundredths) if fraction > 0 else hundredths
+    return f"{(min(9999, hundredths) if fraction < 1 else hundredths) / 100:.2f}%"
+
+
+def images_of(held: Certificate) -> str:
+    """How many images are certified, of which split, and by which network if it is not the final one."""
+    best = ", best by validation" if held.which == "best" else ""
+    return f"{len(held.right)} {held.split} images{best}".replace("  ", " ")
 
 
 def _spoken_of(run: Evidence) -> list[str]:
@@ -99,10 +109,9 @@ def _entry(run: Evidence, epsilons: Sequence[str]) -> Entry:
     of = f", first {run.part} images" if run.part else ""
     if run.certificate is not None:
         held = run.certificate
-        images = f"{len(held.right)} {held.split} images".replace("  ", " ")
         title = "certified, validation images" if held.split == "validation" else "certified"
         title += ", best by validation" if held.which == "best" else ""
-        lines.append(_certified(held, epsilons, "certified", title, images))
+        lines.append(_certified(held, epsilons, "certified", title, images_of(held)))
         if of:
             lines.append(_certified(held.first(run.part), epsilons, "part", f"certified{of}", ""))
     if run.outcome is not None:
