@@ -1,6 +1,6 @@
 """What does a training step cost, for one layer of each kind at equal shapes and for each model?
 
-Seen so far, in four runs on two cores that others kept busy, so as ranges, in times a plain layer. Convolution: CPL 1.8
+Seen so far, in four runs on two shared cores, so as ranges, in times a plain layer. Convolution: CPL 1.8
 to 4.2, BCOP 2.2 to 3.3, Cayley and SOC 6 to 28. Dense: CPL 2.3 to 18, SOC 6 to 26, Cayley 24 to 190, Björck about 2000.
 This does not tell CPL and BCOP convolutions apart, and times of whole models spread too much to rank them. Parameters
 do not depend on the load, and peak memory hardly. Run it on an idle machine before quoting a time.

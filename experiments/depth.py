@@ -16,6 +16,7 @@ from experiments.experiment import (
     Verdict,
     above,
     holds,
+    noise_of,
 )
 from lipflow.report.published import PAPER
 
@@ -35,7 +36,7 @@ def trains(label: str):
         if any(rows.values(label, "diverged")):
             return holds(False, "diverged")
         reached, epochs = rows.accuracy(label, "validation"), min(rows.values(label, "epochs"))
-        learned = reached.value - 2 * reached.error > CHANCE + LEARNED
+        learned = reached.value - noise_of(reached) > CHANCE + LEARNED
         outcome = SEEN if learned else NOT_SEEN if epochs >= FEW else NOT_JUDGED
         return Verdict(outcome, f"{reached} after {epochs} epoch{'s' * (epochs > 1)}")
 

@@ -23,7 +23,7 @@ def require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise ValueError("figures need matplotlib, which is not installed: pip install 'lipflow[report]'") from None
+        raise ValueError("figures need matplotlib, which is not installed: pip install matplotlib") from None
 
 
 def save(draw: Drawing, result: Result, path: Path) -> None:

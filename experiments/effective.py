@@ -5,12 +5,10 @@ is smaller than its certified one. Measured from below: the greatest slope of a 
 its certified bound. 1 would be all of it. What is judged and drawn is the mean over images.
 """
 
-import math
 from functools import partial
-from statistics import mean, stdev
 
 from experiments.draw import bars
-from experiments.experiment import NOISE, NOT_JUDGED, NOT_SEEN, SEEN, Claim, Column, Experiment, Rows, Verdict, holds
+from experiments.experiment import Claim, Column, Experiment, Quantity, Rows, Verdict, holds, judge, noise_of
 from experiments.rivals import CAYLEY, SOC, S
 from experiments.rivals import rows as rivals
 from lipflow.report.published import PAPER
@@ -23,17 +21,12 @@ def less(than: str):
     """A rule: CPL-S uses less on average than a rival. All are probed at the same images, so the noise is of seeds."""
 
     def rule(rows: Rows) -> Verdict:
-        ours, theirs = (rows.values(label, *AVERAGE.path) for label in (S, than))
-        noise = NOISE * math.hypot(_error(ours), _error(theirs))
-        left = mean(theirs) - mean(ours)
-        text = f"used on average: {S} {mean(ours):.1%}, {than} {mean(theirs):.1%} (noise of seeds ±{100 * noise:.1f})"
-        return Verdict(SEEN if left > noise else NOT_SEEN if left < -noise else NOT_JUDGED, text)
+        ours, theirs = (Quantity.of(rows.values(label, *AVERAGE.path)) for label in (S, than))
+        noise = noise_of(ours, theirs)
+        text = f"used on average: {S} {ours}, {than} {theirs} (noise of seeds ±{100 * noise:.1f})"
+        return judge(theirs.value - ours.value, noise, text)
 
     return rule
-
-
-def _error(values: list[float]) -> float:
-    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
 def below(rows: Rows) -> Verdict:

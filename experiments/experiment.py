@@ -2,7 +2,8 @@
 
 A claim is **seen**, **not seen**, or **cannot be judged** at a scale. A rule compares accuracies with their standard
 errors: √(p(1 - p)/n + s²/k) for n images and k seeds with standard deviation s. Of one seed s is not known: then the
-error is of images alone, and the evidence says so. A difference within two standard errors cannot be judged.
+error is of images alone, and the evidence says so. A difference within its noise cannot be judged: two standard errors,
+and more where they are of few seeds (Student's 95%, with Welch's degrees of freedom).
 """
 
 import math
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 SEEN, NOT_SEEN, NOT_JUDGED = "seen", "not seen", "cannot be judged"
 Outcome = Literal["seen", "not seen", "cannot be judged"]
 Measured = Mapping[str, Any]  # of one run, as JSON values
-NOISE = 2.0  # standard errors
+# Student's two-sided 95%: degrees of freedom, and how many standard errors. In between, those of the smaller number.
+STUDENT = ((1, 12.71), (2, 4.303), (3, 3.183), (4, 2.777), (5, 2.571), (6, 2.447), (8, 2.307), (10, 2.229), (15, 2.132))
+STUDENT += ((20, 2.086), (30, 2.043), (61, 2.0))
 
 
 class Verdict(NamedTuple):
@@ -35,11 +38,17 @@ class Missing(KeyError):
 
 
 class Quantity(NamedTuple):
-    """A mean over seeds, and its standard error."""
+    """A mean over seeds, and its variance: what the images have of it, and what the seeds have."""
 
     value: float
-    error: float
+    of_images: float
+    of_seeds: float
     seeds: int
+
+    @classmethod
+    def of(cls, values: Sequence[float], of_images: float = 0.0) -> "Quantity":
+        spread = stdev(values) ** 2 / len(values) if len(values) > 1 else 0.0
+        return cls(mean(values), of_images, spread, len(values))
 
     def __str__(self) -> str:
         return f"{100 * self.value:.1f}%"
@@ -70,34 +79,44 @@ class Rows:
         counted = {"attacked": "attacked_images", "standing": "attacked_images", "validation": "validation_images"}
         images = min(self.values(label, counted.get(path[0], "images")))
         p = mean(values)
-        spread = stdev(values) ** 2 / len(values) if len(values) > 1 else 0.0
-        return Quantity(p, math.sqrt(p * (1 - p) / images + spread), len(values))
+        return Quantity.of(values, p * (1 - p) / images)
 
 
 Rule = Callable[[Rows], Verdict]
 
 
+def noise_of(*quantities: Quantity) -> float:
+    """Within what a sum or difference of these says nothing."""
+    total = sum(q.of_images + q.of_seeds for q in quantities)
+    doubt = sum(q.of_seeds**2 / (q.seeds - 1) for q in quantities if q.of_seeds)
+    freedom = total**2 / doubt if doubt else math.inf
+    return math.sqrt(total) * min(factor for least, factor in STUDENT if least <= max(1, freedom))
+
+
+def judge(left: float, noise: float, evidence: str) -> Verdict:
+    """Whether a difference is above 0, below it, or within its noise."""
+    return Verdict(SEEN if left > noise else NOT_SEEN if left < -noise else NOT_JUDGED, evidence)
+
+
 def above(rows: Rows, first: tuple[str, ...], second: tuple[str, ...], by: float = 0.0) -> Verdict:
     """Whether one accuracy is above another, by at least so much; each is (label, key, …)."""
     a, b = rows.accuracy(*first), rows.accuracy(*second)
-    left, noise = a.value - b.value - by, NOISE * math.hypot(a.error, b.error)
-    where = " ".join(first[1:])
-    text = f"{where}: {first[0]} {a}, {second[0]} {b} ({_noise(noise, a, b)})"
-    return Verdict(SEEN if left > noise else NOT_SEEN if left < -noise else NOT_JUDGED, text)
+    noise, where = noise_of(a, b), " ".join(first[1:])
+    return judge(a.value - b.value - by, noise, f"{where}: {first[0]} {a}, {second[0]} {b} ({_noise(noise, a, b)})")
 
 
 def shrinks(rows: Rows, better: str, worse: str, first: tuple[str, ...], last: tuple[str, ...]) -> Verdict:
     """Whether one row gains on another at a first path, and gains less at a last one."""
     a, b, c, d = (rows.accuracy(label, *path) for path in (first, last) for label in (better, worse))
     gain, later = a.value - b.value, c.value - d.value
-    noise = NOISE * math.hypot(a.error, b.error, c.error, d.error)
+    noise = noise_of(a, b, c, d)
     text = (
         f"{better} over {worse}: {100 * gain:.1f} points {' '.join(first)}, {100 * later:.1f} {' '.join(last)} "
         f"({_noise(noise, a, b, c, d)})"
     )
-    if gain <= NOISE * math.hypot(a.error, b.error):
+    if gain <= noise_of(a, b):
         return Verdict(NOT_JUDGED, f"{text}: no gain to speak of")
-    return Verdict(SEEN if gain - later > noise else NOT_SEEN if later - gain > noise else NOT_JUDGED, text)
+    return judge(gain - later, noise, text)
 
 
 def _noise(noise: float, *quantities: Quantity) -> str:

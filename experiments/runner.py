@@ -4,6 +4,7 @@
     python -m experiments --scale small                        everything, in order of usefulness
     python -m experiments --scale small --only margin-cifar10 relaxed
     python -m experiments --scale small --jobs 2               two runs at a time, each on its share of the cores
+    python -m experiments --scale small --judge                the stored numbers, by the rules as they are now
 
 A run is a folder named by what it is, under runs/experiments/SCALE/. One that is done is not run again, one that was
 interrupted goes on where it was, and experiments share them. A result is experiments/results/SCALE/NAME.json.
@@ -56,6 +57,8 @@ class Options:
     """Only these experiments, by name, in this order (default: all)."""
     jobs: int = 1
     """How many runs go on side by side, each with its share of the cores."""
+    judge: bool = False
+    """Train and measure nothing: judge the stored numbers anew, and write their page."""
     list: bool = False
     """Show what would run, what is done already, and the time that the rest is expected to take."""
     runs: Path = Path("runs/experiments")
@@ -110,6 +113,9 @@ def list_or_run(options: Options, command: str) -> int:
     chosen, scale = experiments(options.only), placed(options)
     if options.list:
         show(chosen, scale)
+        return 0
+    if options.judge:
+        judge_anew(chosen, scale, options)
         return 0
     require_matplotlib()
     failed = run_all(chosen, scale, options, command)
@@ -176,14 +182,31 @@ def write(experiment: Experiment, result: dict[str, Any], options: Options) -> N
 
     folder, smoke = options.results / result["scale"], result["scale"] == "smoke"
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
-    write_atomic(folder / f"{experiment.name}.json", lambda temporary: temporary.write_text(text))
+    save_result(folder / f"{experiment.name}.json", result)
     pictures = folder if smoke else options.docs / "figures"
     save(experiment.draw, result, pictures / f"{experiment.name}-{result['scale']}.png")
-    for claim in result["claims"]:
-        print(f"    {claim['verdict']}: {claim['text']} ({claim['evidence']})", flush=True)
     if not smoke:
         write_page(options.results, options.docs / "results.md")
+
+
+def judge_anew(chosen: Sequence[Experiment], scale: Scale, options: Options) -> None:
+    """What the rules, as they are now, say of the numbers as they are stored."""
+    from experiments.results import write_page
+
+    for experiment in chosen:
+        path = options.results / scale.name / f"{experiment.name}.json"
+        if path.is_file():
+            result = json.loads(path.read_text())
+            result["claims"] = experiment.judge(scale.name, Rows(result["rows"]))
+            save_result(path, result)
+    write_page(options.results, options.docs / "results.md")
+
+
+def save_result(path: Path, result: dict[str, Any]) -> None:
+    text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
+    write_atomic(path, lambda temporary: temporary.write_text(text))
+    for claim in result["claims"]:
+        print(f"    {claim['verdict']}: {claim['text']} ({claim['evidence']})", flush=True)
 
 
 def run_one(experiment: Experiment, scale: Scale, command: str) -> dict[str, Any]:

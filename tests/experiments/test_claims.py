@@ -1,9 +1,25 @@
 """The rules of claims, on results made up for it: both outcomes, and what cannot be judged."""
 
+import math
+
 import pytest
 
 from experiments import depth, effective, gradient, pgd, relaxed
-from experiments.experiment import NOT_JUDGED, NOT_SEEN, SEEN, Claim, Rows, Verdict, above, every, holds, shrinks
+from experiments.experiment import (
+    NOT_JUDGED,
+    NOT_SEEN,
+    SEEN,
+    STUDENT,
+    Claim,
+    Quantity,
+    Rows,
+    Verdict,
+    above,
+    every,
+    holds,
+    noise_of,
+    shrinks,
+)
 from experiments.runner import experiments
 from experiments.scale import GRID
 
@@ -47,6 +63,22 @@ def test_the_spread_of_seeds_is_noise():
     base = [row(0.55)] * 3
     assert above(Rows({"a": steady, "b": base}), ("a", "clean"), ("b", "clean")).outcome == SEEN
     assert above(Rows({"a": shaky, "b": base}), ("a", "clean"), ("b", "clean")).outcome == NOT_JUDGED
+
+
+def test_noise_is_students_for_few_seeds_and_two_standard_errors_for_images():
+    """For three and three seeds of one spread there are 4 degrees of freedom; for three and one, 2."""
+    three, one = Quantity.of([0.4, 0.5, 0.6]), Quantity.of([0.5], of_images=1e-4)
+    assert noise_of(three, three) == pytest.approx(2.777 * math.sqrt(2 / 300))
+    assert noise_of(three) == pytest.approx(4.303 * math.sqrt(1 / 300))
+    assert noise_of(one, one) == pytest.approx(2 * math.sqrt(2e-4))
+    assert noise_of(Quantity.of([0.5, 0.5, 0.5], 1e-4)) == pytest.approx(2 * math.sqrt(1e-4))
+
+
+def test_students_factors():
+    student = pytest.importorskip("scipy.stats").t
+    for freedom, factor in STUDENT:
+        exact = float(student.ppf(0.975, freedom))
+        assert exact <= factor < 1.001 * exact
 
 
 def test_a_difference_can_be_asked_to_be_large():

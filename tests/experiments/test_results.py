@@ -50,7 +50,7 @@ def test_without_results_nothing_is_claimed(tmp_path):
     text = page(tmp_path)
     assert "**seen** |" not in text
     assert text.count("- *small scale*: not run") == len(experiments())
-    assert "there is no CIFAR-100 here" in text
+    assert "its code is tested on synthetic files only" in text
     assert "S < M < L < XL in clean accuracy. | not run | not run |" in text
 
 

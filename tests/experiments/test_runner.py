@@ -280,7 +280,19 @@ def test_figures_say_what_they_need(monkeypatch, tmp_path, capsys):
 
     monkeypatch.setattr(builtins, "__import__", refuse)
     assert main(words(tmp_path, "--only", "architectures")) == 2
-    assert "pip install 'lipflow[report]'" in capsys.readouterr().err
+    assert "pip install matplotlib" in capsys.readouterr().err
+
+
+def test_stored_verdicts_are_those_of_the_rules_as_they_are(tmp_path):
+    stored = Path(__file__).parents[2] / "experiments" / "results" / "small"
+    expected = {path.name: json.loads(path.read_text()) for path in stored.glob("*.json")}
+    (tmp_path / "small").mkdir()
+    (tmp_path / "docs").mkdir()
+    for name, result in expected.items():
+        (tmp_path / "small" / name).write_text(json.dumps({**result, "claims": []}))
+    assert main(["--scale", "small", "--judge", "--results", str(tmp_path), "--docs", str(tmp_path / "docs")]) == 0
+    assert {path.name: json.loads(path.read_text()) for path in (tmp_path / "small").glob("*.json")} == expected
+    assert (tmp_path / "docs" / "results.md").is_file()
 
 
 @pytest.mark.parametrize("experiment", experiments(), ids=lambda e: e.name)
