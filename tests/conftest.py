@@ -1,8 +1,13 @@
-"""What holds for all tests: what they keep in the user's cache, they keep elsewhere."""
+"""What holds for all tests: the same numbers in any order and terminal, and a cache that is not the user's."""
 
 from collections.abc import Iterator
 
 import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("lipflow", deadline=None, derandomize=True)  # a busy machine is no error
+settings.load_profile("lipflow")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -11,3 +16,10 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lipflow.data.network.own_cache", lambda: folder)
         yield
+
+
+@pytest.fixture(autouse=True)
+def same_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    for name in ("COLUMNS", "FORCE_COLOR", "LIPFLOW_DEBUG", "NO_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
