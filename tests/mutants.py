@@ -345,6 +345,30 @@ MUTANTS = [
         [f"{SOUNDNESS}/test_bias_amplification.py", "-k", "pixels"],
     ),
     Mutant(
+        "constants so small that a processor reads them as 0",
+        [
+            Edit("rounding.py", "x = max(float(q), NORMAL) if q > 0 else float(q)", "x = float(q)"),
+            Edit("rounding.py", ".clamp_min(NORMAL)", ""),
+        ],
+        [f"{SOUNDNESS}/test_bias_amplification.py", "-k", "no_zeros"],
+    ),
+    Mutant(
+        "a checker that takes every scale for 1",
+        [Edit("check.py", 'return Fraction(float(np.abs(self.t["scale"]).max()))', "return Fraction(1)")],
+        ["tests/test_check.py", "-k", "lowered and center"],
+    ),
+    Mutant(
+        "a checker that forgets what a series leaves out",
+        [
+            Edit(
+                "check.py",
+                "return 1 + (self.h * self.norm) ** self.terms / math.factorial(self.terms)",
+                "return Fraction(1)",
+            )
+        ],
+        ["tests/test_check.py", "-k", "lowered and (soc or series or exponential)"],
+    ),
+    Mutant(
         "phases of the checker that wrap around at 2⁶³",
         [Edit("check.py", 'axis["dilation"] * j % turn]', 'axis["dilation"] * j]')],
         ["tests/test_check.py", "-k", "far_taps"],
