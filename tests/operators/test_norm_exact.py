@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lipflow import Dense, norm_bound
+from lipflow.operators import gram
 from tests.operators.geometry import Geometry, draw_geometry
 
 # Powers of two near 1e-310 (subnormal), 1e-300, 1e-170, 1, 1e20 and 1e300: multiplying by them is exact.
@@ -230,3 +231,15 @@ def test_a_circular_kernel_that_does_not_fit_is_not_bounded_by_its_torus():
     bound = norm_bound(geometry.conv(pair))
     assert 2.3277 < bound < 2 * math.sqrt(2) * (1 + 1e-9)
     assert not is_above_norm(Fraction(2), geometry.matrix(pair))
+
+
+def test_the_rounding_of_a_product_is_paid_for(monkeypatch):
+    """With μ = fl(WWᵀ) and no factor nothing is left above the norm but what the product may have lost."""
+    monkeypatch.setattr(gram, "band_shift", lambda d, below, guess=0.0: (float(d.max()), [torch.zeros_like(d[:, 0])]))
+    lost = 0
+    for seed in range(200):
+        w = torch.rand(1, 1, 7, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        exact = sum(Fraction(v) ** 2 for v in w.flatten().tolist())
+        lost += Fraction(float(w[0] @ w[0].T)) < exact
+        assert gram.gram_bound(w) >= exact
+    assert lost > 20

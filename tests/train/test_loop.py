@@ -66,17 +66,31 @@ def test_the_log_has_every_step_and_its_rate(tmp_path):
         assert set(epoch["validation"]["certified_estimated"]) == {"36/255", "0.25", "0.5", "1"}
 
 
-def test_training_is_a_plain_loop(tmp_path):
-    """The weights are those of ten lines of PyTorch."""
-    run = tiny(tmp_path, epochs=2, images=50, batch_size=20, pad=1, flip=True)
-    weights = train(run).network.state_dict()
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"pad_mode": "zeros", "erase": 3, "flip": False},
+        {"optimiser": "sgd", "lr": 0.1, "momentum": 0.8, "nesterov": True, "weight_decay": 5e-2},
+        {"inputs": "mean-std"},
+    ],
+    ids=str,
+)
+def test_training_is_a_plain_loop(tmp_path, changes):
+    """The weights are those of ten lines of PyTorch: nothing of a recipe is lost on the way."""
+    run = tiny(tmp_path, epochs=2, images=50, batch_size=20, **{"pad": 1, "flip": True, **changes})
+    weights, recipe = train(run).network.state_dict(), run.recipe
     data = load("digits", validation=1447)
     torch.manual_seed(0)
-    network = lipflow.build("cpl-digits", mean=list(data.mean), lln=True, **SIZES)
-    optimiser = torch.optim.Adam(network.parameters())
+    std = {"std": list(data.std)} if recipe.inputs == "mean-std" else {}
+    network = lipflow.build("cpl-digits", mean=list(data.mean), lln=True, **std, **SIZES)
+    momentum = dict(momentum=recipe.momentum, nesterov=recipe.nesterov, weight_decay=recipe.weight_decay)
+    sgd = recipe.optimiser == "sgd"
+    optimiser = torch.optim.SGD(network.parameters(), **momentum) if sgd else torch.optim.Adam(network.parameters())
+    augmentation = dict(pad=recipe.pad, mode=recipe.pad_mode, flip=recipe.flip, erase=recipe.erase)
     for step in range(6):
         batch = list(lipflow.data.batches(50, 20, 0, step // 3))[step % 3]
-        images = lipflow.data.augment(data.train.images[batch], batch, 0, step // 3, pad=1)
+        images = lipflow.data.augment(data.train.images[batch], batch, 0, step // 3, **augmentation)
         loss = torch.nn.functional.multi_margin_loss(
             network(lipflow.data.to_unit(images)), data.train.labels[batch], margin=run.recipe.margin
         )
@@ -237,6 +251,33 @@ def test_a_resumed_run_must_be_the_same(tmp_path, capsys):
     (run.folder / "run.json").write_text("{}")
     with pytest.raises(ValueError, match="is not a record of a run"):
         train(run, resume=True)
+
+
+def test_a_resumed_run_has_its_threads_and_says_what_else_has_changed(tmp_path, monkeypatch, capsys):
+    run = tiny(tmp_path, epochs=2, threads=1)
+    gradients, used = Learner.gradients, []
+
+    def look(self, batch, epoch):
+        used.append(torch.get_num_threads())
+        if len(used) == 4:
+            signal.raise_signal(signal.SIGTERM)
+        return gradients(self, batch, epoch)
+
+    monkeypatch.setattr(Learner, "gradients", look)
+    with pytest.raises(Interrupted):
+        train(run)
+    told = json.loads((tmp_path / "run.json").read_text())
+    told["environment"]["torch"] = "1.0"
+    (tmp_path / "run.json").write_text(json.dumps(told))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        train(run, resume=True)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert used == [1] * 6
+    assert f"this may differ from the uninterrupted run: torch 1.0 → {torch.__version__}" in capsys.readouterr().out
 
 
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path, monkeypatch):

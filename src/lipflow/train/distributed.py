@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lipflow.data import share
+from lipflow.train.ending import Interrupted
 
 T = TypeVar("T")
 
@@ -103,7 +104,12 @@ def join(device: str) -> Iterator[Ranks]:
     if own:
         # One rank may read the data, or certify, for hours while the others wait; torch's default is 10 minutes.
         dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=timedelta(days=7))
-    yield Ranks(dist.get_rank(), world, chosen)
+    try:
+        yield Ranks(dist.get_rank(), world, chosen)
+    except Interrupted:  # on all ranks at once
+        if own:
+            dist.destroy_process_group()
+        raise
     if own:
         dist.destroy_process_group()
 

@@ -17,9 +17,9 @@ from lipflow.models import Network
 from lipflow.train.accuracy import Accuracy
 from lipflow.train.budget import Budget
 from lipflow.train.checkpoint import Checkpoints, save_model
-from lipflow.train.diagnosis import diagnosis, require_finite
+from lipflow.train.diagnosis import require_finite
 from lipflow.train.distributed import Ranks, join, threads
-from lipflow.train.duration import format_duration, parse_duration
+from lipflow.train.duration import parse_duration
 from lipflow.train.ending import Interrupted, NonFiniteLoss, Signals
 from lipflow.train.estimate import estimate
 from lipflow.train.exact import exact
@@ -27,6 +27,7 @@ from lipflow.train.learner import Learner, make_network
 from lipflow.train.plan import Plan
 from lipflow.train.record import BEST, FINAL, Record, environment, load_run
 from lipflow.train.run import PLACE, Run, differences
+from lipflow.train.saying import closing, lost, opening
 from lipflow.train.schedule import rate_at
 from lipflow.train.scribe import Scribe, Standing
 
@@ -81,7 +82,7 @@ def _run(record: Record, learner: Learner, data: Dataset, budget: Budget | None,
     start -= standing.elapsed
     with _scribe(learner, standing, record, checkpoints) as scribe:
         if scribe:
-            scribe.say(_opening(record, learner, data, standing))
+            scribe.say(opening(record, learner, data, standing))
         with Signals() as signals:
             for step, epoch, batch in learner.visits(standing.step):
                 if step == record.steps:
@@ -96,7 +97,7 @@ def _run(record: Record, learner: Learner, data: Dataset, budget: Budget | None,
                         scribe.plan(record)
                 rate = rate_at(record.plan.progress(step), learner.run.recipe)
                 if not math.isfinite(loss):
-                    raise NonFiniteLoss(_lost(loss, step, record.steps, rate, learner, checkpoints))
+                    raise NonFiniteLoss(lost(loss, step, record.steps, rate, learner, checkpoints))
                 learner.update(rate)
                 standing.step = step + 1
                 standing.epoch_loss += loss * len(batch)
@@ -127,7 +128,7 @@ def _run(record: Record, learner: Learner, data: Dataset, budget: Budget | None,
                 scribe.exact(found)
             replace(record, exact=found).write(learner.run.folder)
             save_model(learner.network, learner.run.folder / FINAL)
-            scribe.say(_closing(learner, standing, found))
+            scribe.say(closing(learner, standing, found))
     ranks.wait()
     return Result(learner.run.folder, learner.network.eval(), standing.validation, found)
 
@@ -213,7 +214,8 @@ def _require_same_images(stored: Record, data: Dataset) -> None:
 
 def _require_one_run(run: Run, resume: bool, data: Dataset, ranks: Ranks) -> None:
     """Refuse, on every rank, processes that were started with other flags or see other images."""
-    asked = {name: value for name, value in run.to_json().items() if name not in PLACE}
+    own = set(PLACE) - {"exact"}  # each may have its own place, and not its own number of images to certify
+    asked = {name: value for name, value in run.to_json().items() if name not in own}
     ranks.require_same(flags=f"{asked} {resume}", images=data.digest("train") + data.digest("validation"))
 
 
@@ -268,51 +270,3 @@ def _determinism(run: Run, stored: Record | None, ranks: Ranks) -> Iterator[None
             yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-
-
-# What is said
-
-
-def _opening(record: Record, learner: Learner, data: Dataset, standing: Standing) -> str:
-    run, steps, parameters = learner.run, record.steps, sum(p.numel() for p in learner.network.parameters())
-    where = f"{learner.ranks.device}" + (f" × {learner.ranks.world}" if learner.ranks.world > 1 else "")
-    lines = [
-        f"{run.model} on {data.name}: {parameters:,} parameters; {len(data.train)} training and "
-        f"{len(data.validation)} validation images; "
-        f"{steps} steps ({steps / learner.steps_per_epoch:.4g} epochs) on {where}"
-    ]
-    if run.budget:
-        lines.append(f"the number of steps is fitted to the budget of {run.budget} as the run goes on")
-    if standing.step:
-        lines.append(f"going on after step {standing.step}")
-    now = environment(learner.ranks)
-    changed = [f"{k} {v} → {now[k]}" for k, v in record.environment.items() if k in _MATTERS and now[k] != v]
-    if changed:
-        lines.append(f"not to the bit what the uninterrupted run would be: {', '.join(changed)}")
-    return "\n".join(lines)
-
-
-_MATTERS = ("lipflow", "commit", "torch", "machine", "processor", "device", "threads", "processes")
-
-
-def _closing(learner: Learner, standing: Standing, found: Accuracy | None) -> str:
-    folder = learner.run.folder
-    lines = [f"{standing.step} steps in {format_duration(standing.seconds)}; {folder / FINAL} is the final network"]
-    if learner.run.budget:
-        took = format_duration(standing.elapsed)
-        lines.append(f"the schedule ended after {took}, with a budget of {learner.run.budget}")
-    if standing.validation:
-        lines.append(f"on validation images: {standing.validation.told('estimated')}")
-        lines.append(f"{folder / BEST} is the best by that estimate, of epoch {standing.best_epoch}")
-    if found is not None:
-        lines.append(f"on {found.images} validation images, by the frozen final network: {found.told('exact')}")
-    return "\n".join(lines)
-
-
-def _lost(loss: float, step: int, steps: int, rate: float, learner: Learner, checkpoints: Checkpoints) -> str:
-    kept = checkpoints.steps()
-    good = f"the last good state is of step {kept[0]}, in {checkpoints.folder}" if kept else "no checkpoint was due yet"
-    return (
-        f"the loss is {loss} at step {step + 1} of {steps} (learning rate {rate:.3g}).\n{diagnosis(learner.network)}\n"
-        f"{good}; start again with a lower --lr"
-    )

@@ -79,7 +79,7 @@ class Run:
         object.__setattr__(self, "sizes", plain)  # as JSON gives it back
         if self.budget is not None and parse_duration(self.budget) <= 0:
             raise ValueError(f"--budget must be above 0, not {self.budget!r}")
-        if isinstance(self.seed, int) and not -(2**63) <= self.seed < 2**64:  # a word that was typed is read later
+        if isinstance(self.seed, int) and not -(2**63) <= self.seed < 2**64:  # text is refused by the command line
             raise ValueError(f"--seed is an integer of 64 bits, not {self.seed}")
         parse_duration(self.checkpoint_every)
         if self.exact is not None and self.exact < 0:
