@@ -277,3 +277,8 @@ def test_a_hook_on_what_a_layer_is_made_of_is_refused():
     inside = nn.Linear(2, 2)
     inside.register_forward_hook(lambda *_: None)
     assert lipschitz_bound(lipflow.Assume(inside, bound=1.0)).lipschitz == 1, "a word is taken for all that is inside"
+    assumed = lipflow.Flow(lipflow.Potential(inside, 1.0, at_origin=0.0), lipflow.ExplicitEuler(1.0))
+    assert lipschitz_bound(assumed).lipschitz == 1
+    assumed.field.register_forward_hook(lambda *_: None)
+    with pytest.raises(TypeError, match="has forward hooks, or a forward of its own, in field"):
+        lipschitz_bound(assumed)

@@ -59,7 +59,9 @@ class Lipschitz(nn.Module, ABC):
 
     def parts(self) -> Iterable[nn.Module]:
         """The modules that its promise is about, itself included: a hook on one of them voids it."""
-        return self.modules()
+        yield self
+        for child in self.children():
+            yield from child.parts() if isinstance(child, Lipschitz) else child.modules()
 
 
 class Nonexpansive(Lipschitz):

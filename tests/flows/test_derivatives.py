@@ -61,7 +61,7 @@ def test_an_implicit_layer_is_differentiated_where_it_was_computed(name):
     torch.testing.assert_close(swapped, expected, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["cpl dense", "cpl conv", "soc conv", "cpl network", "soc network"])
+@pytest.mark.parametrize("name", ["cpl dense", "cpl conv", "soc conv", "cpl network", "soc network", "proximal dense"])
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_activations_that_torch_computes_again_move_nothing(name, use_reentrant):
     layer, x = contract.make(name).train(), contract.inputs(name, 3)
@@ -107,6 +107,35 @@ def test_many_gradients_at_once(name):
     layer, x = contract.make(name), contract.inputs(name, 2)
     one, many = (torch.autograd.functional.jacobian(layer, x, vectorize=vectorize) for vectorize in (False, True))
     torch.testing.assert_close(many, one)
+    y = layer(x.requires_grad_())
+    (found,) = torch.autograd.grad(y, x, torch.ones(3, *y.shape, dtype=y.dtype), is_grads_batched=True)
+    assert not found.requires_grad
+
+
+def test_an_implicit_layer_takes_one_gradient_at_a_time():
+    layer, x = contract.make("proximal dense"), contract.inputs("proximal dense", 2)
+    with pytest.raises(RuntimeError, match="drop vectorize=True"):
+        torch.autograd.functional.jacobian(layer, x, vectorize=True)
+
+
+def test_a_checkpoint_around_an_implicit_layer_computes_it_twice_and_no_more():
+    layer, x, calls = contract.make("proximal dense").train(), contract.inputs("proximal dense", 2), []
+    layer.register_forward_pre_hook(lambda *_: calls.append(1))
+    checkpoint(layer, x.requires_grad_(), use_reentrant=False).square().sum().backward()
+    assert len(calls) == 2
+
+
+def test_a_network_takes_up_another_size_in_training():
+    """As after loading weights that were trained on smaller images."""
+    torch.manual_seed(0)
+    small, large = (
+        lipflow.build("cpl-digits", in_shape=(1, side, side), depth=1, channels=4, inner=4, depth_linear=1, features=8)
+        for side in (4, 8)
+    )
+    name = "stages.convolutions.0.field.weight"
+    large.get_submodule(name).load_state_dict(small.get_submodule(name).state_dict())
+    large.train()(torch.rand(2, 1, 8, 8))
+    assert large.get_submodule(name).in_size != small.get_submodule(name).in_size
 
 
 def test_small_gradients_of_half_precision_are_not_lost():

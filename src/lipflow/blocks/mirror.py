@@ -7,7 +7,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from lipflow.bound import Bound, Domain, fold, fold_origin, in_order, require_plain
+from lipflow.bound import Bound, Domain, fold, fold_origin, in_order
 from lipflow.flows.together import Around, in_chains, listened, through
 
 
@@ -44,7 +44,6 @@ class Mirrored(Around):
         return self.inner if self.training else None
 
     def bound(self, domain: Domain) -> Bound:
-        require_plain(self.inner, "inner")
         return fold(in_order(self.inner), domain)
 
     def origin(self, domain: Domain) -> float:

@@ -88,7 +88,8 @@ class Proximal(Cell):
         if autocasts(x):
             x = x.float()  # a layer before may have been rounded, and what is solved for is not
         with in_full(x):
-            z = proximal(self.field.gradient, x, self.h, *self.plan(domain_of(x), self.field.training))
+            plan = self.plan(domain_of(x), self.field.training)
+            z = proximal(self.field.gradient, x, self.h, *plan, now=lambda: self.field.now(x))
             return 2 * z - x if self.reflect else z
 
     def bound(self, domain: Domain) -> Bound:

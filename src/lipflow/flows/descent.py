@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lipflow.flows.memo import transformed
+from lipflow.flows.memo import many, transformed
 from lipflow.operators import Conv2d, Dense, LinearOperator
 from lipflow.operators.columns import Columns
 from lipflow.operators.norm import in_full, norm
@@ -129,16 +129,11 @@ class _Descend(torch.autograd.Function):
         x, *saved = ctx.saved_tensors
         rounded, saved = saved[len(saved) - ctx.rounded :], saved[: len(saved) - ctx.rounded]
         # With create_graph=True this derivative may itself be differentiated; and many gradients may come at once.
-        if torch.is_grad_enabled() or _are_many(g):
+        if (again := torch.is_grad_enabled()) or many(g):
             with torch.enable_grad(), torch.autocast(g.device.type, ctx.dtype) if rounded else in_full(g):
-                return _differentiable(x, ctx.layers, saved[-2 * count :], ctx.needs_input_grad, g)
+                return _differentiable(x, ctx.layers, saved[-2 * count :], ctx.needs_input_grad, g, again)
         with in_full(g):
             return _backward(ctx, _runners(ctx.layers, ctx.dtype, rounded), x, saved[: -2 * count], g)
-
-
-def _are_many(g: Tensor) -> bool:
-    """Whether g stands for many gradients, as `is_grads_batched` and `jacobian(…, vectorize=True)` send them."""
-    return torch._C._functorch.is_legacy_batchedtensor(g)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _forward(ctx: Any, x: Tensor, layers: Sequence[Layer], parameters: Sequence[Tensor | None]) -> Tensor:
@@ -248,9 +243,14 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _differentiable(
-    x: Tensor, layers: Sequence[Layer], parameters: Sequence[Tensor | None], needed: Sequence[bool], g: Tensor
+    x: Tensor,
+    layers: Sequence[Layer],
+    parameters: Sequence[Tensor | None],
+    needed: Sequence[bool],
+    g: Tensor,
+    again: bool,
 ) -> tuple[Tensor | None, ...]:
-    """The derivatives of the plain form, as functions that can be differentiated again.
+    """The derivatives of the plain form, and if asked for as functions that can be differentiated again.
 
     They are partial ones, by aliases: x may itself come from the same weights, and two layers may share them.
     """
@@ -261,7 +261,7 @@ def _differentiable(
         z = layer._replace(op=layer.op.with_weight(weight), bias=bias).plain(z)
     inputs = (x, None, *parameters)
     wanted = [t for t, need in zip(inputs, needed, strict=True) if need and t is not None]
-    found = iter(torch.autograd.grad(z, wanted, g.to(z), create_graph=True))
+    found = iter(torch.autograd.grad(z, wanted, g.to(z), create_graph=again))
     return tuple(next(found) if need else None for need in needed)
 
 

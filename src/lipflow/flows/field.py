@@ -6,12 +6,14 @@ points (Meunier et al. 2022, Corollary 1).
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from fractions import Fraction
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
 from lipflow.bound import Domain, Shape
@@ -65,6 +67,11 @@ class Convex(nn.Module, ABC):
     def gradient_bound(self, domain: Domain) -> float:
         """‖∇f(x)‖ over the domain, from above."""
 
+    def now(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """∇f at inputs like x with the numbers that it has now: `functional_call` may have put them in for a while."""
+        held = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        return lambda z: -functional_call(self, held, (z,))
+
     def step_size(self, domain: Domain, learn: bool) -> Tensor:
         """2/ℓ̂, with the estimated smoothness ℓ̂."""
         return two_over(self.smoothness_estimate(domain, learn))
@@ -93,8 +100,15 @@ class ConvexPotential(Convex):
         self.bias = nn.Parameter(torch.empty(rows).uniform_(-1, 1) / math.sqrt(fan_in)) if bias else None
 
     def gradient(self, x: Tensor) -> Tensor:
-        op = self.weight(x)
-        return op.adjoint(self.sigma.function(shift(op(x), self.bias)))
+        return self._gradient(self.weight(x), self.bias, x)
+
+    def now(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        if type(self) is not ConvexPotential:
+            return super().now(x)
+        return partial(self._gradient, self.weight.operator(tuple(x.shape[1:])), self.bias)
+
+    def _gradient(self, op: LinearOperator, bias: Tensor | None, x: Tensor) -> Tensor:
+        return op.adjoint(self.sigma.function(shift(op(x), bias)))
 
     def step_size(self, domain: Domain, learn: bool) -> Tensor:
         if type(self) is not ConvexPotential:  # what extends it may have another gradient, and another smoothness
@@ -279,3 +293,15 @@ def _require_symmetric_window(weight: ConvWeight) -> None:
             )
         if axis.stride != 1 or axis.before != axis.after or 2 * axis.before != axis.extent - 1:
             raise ValueError("a skew-symmetric convolution keeps the size: stride 1 and padding 'same'")
+
+
+def parts_of(field: Field) -> Iterator[nn.Module]:
+    """The modules that a field's promise is about; what is inside of a `Potential` is taken on the user's word."""
+    if isinstance(field, Sum):
+        yield field
+        yield from parts_of(field.convex)
+        yield from parts_of(field.skew)
+    elif type(field) is Potential:
+        yield field
+    else:
+        yield from field.modules()

@@ -1,9 +1,12 @@
 """A layer is a field and a step; and the layers that have names."""
 
-from torch import Tensor
+from collections.abc import Iterable
+from itertools import chain
+
+from torch import Tensor, nn
 
 from lipflow.bound import Bound, Domain, Lipschitz
-from lipflow.flows.field import Convex, ConvexPotential, Field, Monotone, Skew, Sum
+from lipflow.flows.field import Convex, ConvexPotential, Field, Monotone, Skew, Sum, parts_of
 from lipflow.flows.step import ExplicitEuler, Exponential, ImplicitEuler, Midpoint, Step
 from lipflow.flows.weight import ConvWeight, DenseWeight, Weight
 from lipflow.operators.conv import Padding
@@ -29,6 +32,9 @@ class Flow(Lipschitz):
 
     def origin(self, domain: Domain) -> float:
         return self.step.cell(self.field).origin(domain)
+
+    def parts(self) -> Iterable[nn.Module]:
+        return chain([self], parts_of(self.field))
 
     def extra_repr(self) -> str:
         return f"step={self.step}"

@@ -59,6 +59,11 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
+def many(g: Tensor) -> bool:
+    """Whether g stands for many gradients, as `is_grads_batched` and `jacobian(…, vectorize=True)` send them."""
+    return torch._C._functorch.is_legacy_batchedtensor(g)  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def lasting() -> AbstractContextManager[object]:
     """For what outlives a call: made in inference mode, it could take no part in a later backward pass, nor change."""
     if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():

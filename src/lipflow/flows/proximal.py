@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lipflow.flows.memo import transformed
+from lipflow.flows.memo import many, transformed
 from lipflow.operators.norm import in_full, norm
 
 Gradient = Callable[[Tensor], Tensor]
@@ -25,11 +25,14 @@ ENOUGH = 2.0**200  # iteration stops at Aₙ above this: nothing is left to solv
 SMALLEST = 2.0**-6  # ℓ is raised to this: the method divides by 1 - q, and any larger ℓ is a true one too
 
 
-def proximal(gradient: Gradient, x: Tensor, h: float, ell: float, iterations: int) -> Tensor:
+def proximal(
+    gradient: Gradient, x: Tensor, h: float, ell: float, iterations: int, now: Callable[[], Gradient] | None = None
+) -> Tensor:
     """z with z + h∇f(z) ≈ x, after `iterations` steps from z₀ = x; its derivatives are those of the exact z.
 
     With H = ∇²f(z), (I + hH)⁻¹ is symmetric, so a gradient g at z becomes w = (I + hH)⁻¹g at x, and -w at h∇f(z), as
-    a function of the parameters of f. Transforms of torch.func, and forward-mode AD, go through the iterations.
+    a function of the parameters of f. Transforms of torch.func, and forward-mode AD, go through the iterations. H is
+    taken when a gradient comes back, of the ∇f that `now()` gives here: f may have other parameters by then.
     """
     if not torch.compiler.is_compiling() and transformed():
         return _solve(gradient, x, h, ell, iterations)
@@ -39,11 +42,9 @@ def proximal(gradient: Gradient, x: Tensor, h: float, ell: float, iterations: in
         return z
     linked = x - h * gradient(z)
     if linked.requires_grad:
-        with in_full(x), torch.enable_grad():  # now: when the hook runs, f may have other parameters
-            point = z.detach().requires_grad_()
-            value = gradient(point)
+        later = gradient if now is None else now()
         most = 1000 + int(40 * math.sqrt(1 + ell))  # conjugate gradients need about 18√(1 + ℓ) in float64
-        linked.register_hook(lambda g: g if g is None else _resolve(point, value, h, g, most))
+        linked.register_hook(lambda g: g if g is None else _resolve(later, z, h, g, most))
     return z + (linked - linked.detach())
 
 
@@ -95,12 +96,19 @@ def _solve(gradient: Gradient, x: Tensor, h: float, ell: float, iterations: int)
     return z
 
 
-def _resolve(point: Tensor, value: Tensor, h: float, g: Tensor, most: int) -> Tensor:
-    """w with (I + hH)w = g, by conjugate gradients on each member of the batch; H is the Jacobian of `value` there."""
+def _resolve(gradient: Gradient, z: Tensor, h: float, g: Tensor, most: int) -> Tensor:
+    """w with (I + hH)w = g, H = ∇²f(z), by conjugate gradients on each member of the batch."""
+    if many(g):
+        raise RuntimeError(
+            "an implicit layer takes one gradient at a time; drop vectorize=True or is_grads_batched=True"
+        )
     if torch.is_grad_enabled():
         raise RuntimeError(
             "an implicit layer has first derivatives only; create_graph=True would make wrong second ones"
         )
+    with in_full(g), torch.enable_grad():
+        point = z.detach().requires_grad_()
+        value = gradient(point)
 
     def apply(w: Tensor) -> Tensor:
         if not value.requires_grad:

@@ -19,15 +19,16 @@ WARM_UP = 10  # power iterations when an input size is first seen, so that train
 
 
 def moves(module: nn.Module) -> bool:
-    """Whether a forward pass in training moves the vectors of a module.
+    """Whether a forward pass in training moves the vectors of a module."""
+    return id(module) not in HELD.get() and keeps()
 
-    It does not where they are held, where a backward pass computes activations once more, and under torch.func, which
-    keeps nothing.
-    """
+
+def keeps() -> bool:
+    """Whether a forward pass may keep what it learns: not where a backward pass computes activations once more, nor
+    under torch.func, whose tensors end with the transform."""
     if torch.compiler.is_compiling():
-        return id(module) not in HELD.get()
-    again = torch._C._current_graph_task_id() != -1
-    return id(module) not in HELD.get() and not again and not torch._C._are_functorch_transforms_active()
+        return True
+    return torch._C._current_graph_task_id() == -1 and not torch._C._are_functorch_transforms_active()
 
 
 class Weight(nn.Module, ABC):
@@ -46,7 +47,7 @@ class Weight(nn.Module, ABC):
     def forward(self, x: Tensor) -> LinearOperator:
         """W as an operator on the inputs x; their shape is taken up when it is the first, or in training."""
         op = self.operator(tuple(x.shape[1:]))
-        if not self._knows(op) and (self.training or not self.u.numel()) and moves(self):
+        if not self._knows(op) and (self.training or not self.u.numel()) and keeps():
             with lasting():
                 self.u = self._vector(op)
         return op

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lipflow.blocks import Head, Mirrored
-from lipflow.bound import Bound, Domain, Lipschitz, Shape, fold, fold_origin, in_order, require_plain, shape_of
+from lipflow.bound import Bound, Domain, Lipschitz, Shape, fold, fold_origin, in_order, shape_of
 from lipflow.flows.together import Hold, followed, in_chains, iterate, through
 
 
@@ -139,7 +139,6 @@ class Network(Lipschitz):
         return self, self.stages  # a compiler runs them as a module
 
     def bound(self, domain: Domain) -> Bound:
-        require_plain(self.stages, "stages")
         return fold(in_order(self.stages), domain._replace(shape=self.in_shape))
 
     def origin(self, domain: Domain) -> float:
