@@ -8,7 +8,18 @@ its certified bound. 1 would be all of it. What is judged and drawn is the mean 
 from functools import partial
 
 from experiments.draw import bars
-from experiments.experiment import Claim, Column, Experiment, Quantity, Rows, Verdict, holds, judge, noise_of
+from experiments.experiment import (
+    NOT_JUDGED,
+    Claim,
+    Column,
+    Experiment,
+    Quantity,
+    Rows,
+    Verdict,
+    holds,
+    judge,
+    noise_of,
+)
 from experiments.rivals import CAYLEY, SOC, S
 from experiments.rivals import rows as rivals
 from lipflow.report.published import PAPER
@@ -24,6 +35,8 @@ def less(than: str):
         ours, theirs = (Quantity.of(rows.values(label, *AVERAGE.path)) for label in (S, than))
         noise = noise_of(ours, theirs)
         text = f"used on average: {S} {ours}, {than} {theirs} (noise of seeds ±{100 * noise:.1f})"
+        if min(ours.seeds, theirs.seeds) < 2:
+            return Verdict(NOT_JUDGED, f"{text}: of one seed there is no noise to know")
         return judge(theirs.value - ours.value, noise, text)
 
     return rule

@@ -81,6 +81,12 @@ class Rows:
         p = mean(values)
         return Quantity.of(values, p * (1 - p) / images)
 
+    def loss(self, label: str, first: tuple[str, ...], last: tuple[str, ...]) -> Quantity:
+        """How much less an accuracy is at one path than at another."""
+        values = [self.values(label, *path) for path in (first, last)]
+        of_images = sum(self.accuracy(label, *path).of_images for path in (first, last))
+        return Quantity.of([float(a) - float(b) for a, b in zip(*values, strict=True)], of_images)
+
 
 Rule = Callable[[Rows], Verdict]
 
@@ -109,7 +115,8 @@ def shrinks(rows: Rows, better: str, worse: str, first: tuple[str, ...], last: t
     """Whether one row gains on another at a first path, and gains less at a last one."""
     a, b, c, d = (rows.accuracy(label, *path) for path in (first, last) for label in (better, worse))
     gain, later = a.value - b.value, c.value - d.value
-    noise = noise_of(a, b, c, d)
+    # The same runs at two places: what they lose from one to the other, run by run.
+    noise = noise_of(rows.loss(better, first, last), rows.loss(worse, first, last))
     text = (
         f"{better} over {worse}: {100 * gain:.1f} points {' '.join(first)}, {100 * later:.1f} {' '.join(last)} "
         f"({_noise(noise, a, b, c, d)})"

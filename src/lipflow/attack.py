@@ -114,6 +114,8 @@ def nearest(
     """
     attack, x = PGD() if attack is None else attack, _receive(model, images, labels)
     grid = _grid(x[0].numel() if len(x) else 1) if epsilons is None else epsilons
+    for eps in grid:
+        _radii(eps, len(x))  # refuses what is not one for all images, or one for each
     indices = torch.arange(len(x)) if indices is None else indices
     parts = []
     for first in range(0, max(1, len(x)), attack.batch):  # as pgd keeps an image for every ε

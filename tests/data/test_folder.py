@@ -242,6 +242,17 @@ def test_sixteen_bit_colours_are_refused(tmp_path):
         folder._pixels(tmp_path / "deep.png", None)
 
 
+@pytest.mark.parametrize(("maximum", "deep"), [(65535, True), (255, False), (15, False)])
+def test_so_are_those_of_a_pixmap(tmp_path, maximum, deep):
+    body = b"\x00\x01" * 12 if deep else b"\x01" * 12
+    (tmp_path / "x.ppm").write_bytes(b"P6 2 2 %d\n" % maximum + body)
+    if deep:
+        with pytest.raises(DataError, match="RGB;16, not bytes"):
+            folder._pixels(tmp_path / "x.ppm", None)
+    else:
+        assert folder._pixels(tmp_path / "x.ppm", None).shape == (3, 2, 2)
+
+
 def test_more_than_the_memory_is_refused_before_it_is_read(tmp_path, monkeypatch):
     write_classes(tmp_path, {"a": 5, "b": 5})
     monkeypatch.setattr(folder, "_installed_memory", lambda: 10 * 3 * 8 * 8 - 1)

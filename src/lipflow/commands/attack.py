@@ -94,7 +94,7 @@ def over_ranks(arguments: Attack, radii: tuple[str, ...], ranks: "Ranks") -> int
         raise ValueError(f"{rows} holds no images to attack; run `lipflow certify {arguments.run}` again")
     if not bool(((found["truth"] >= 0) & (found["truth"] < held.logits.shape[1])).all()):
         raise ValueError(
-            f"{rows} has images whose true class is none of the {held.logits.shape[1]}: no attack is on them"
+            f"{rows} has images whose true class is none of the {held.logits.shape[1]}: it is what would be attacked"
         )
     frozen, how = Frozen.load(weights), PGD(steps=arguments.steps, restarts=arguments.restarts, seed=arguments.seed)
 
@@ -118,15 +118,14 @@ def over_ranks(arguments: Attack, radii: tuple[str, ...], ranks: "Ranks") -> int
     said = {"attack": "L2-PGD", **asdict(how), "certificate": held.digest, "clean": right.tolist()}
     said["standing"] = {name: flags.tolist() for name, flags in standing.items()}
     write(arguments.run, said)  # before anything that may be interrupted: the table, and the gallery, which takes long
-    Console().print(table)
-    outcome = Outcome(
-        how.steps, how.restarts, right.numpy(), {name: flags.numpy() for name, flags in standing.items()}, None
-    )
+    columns = {name: flags.numpy() for name, flags in standing.items()}
+    outcome = Outcome(how.steps, how.restarts, right.numpy(), columns, None)
     sound = alarm(held, outcome)
+    Console().print(table)
     if arguments.gallery > 0:
-        columns = further(frozen, found, how, arguments.gallery)
-        write(arguments.run, said, columns)
-        sound &= alarm(held, replace(outcome, standing={}, examples=Examples(**columns)))
+        examples = further(frozen, found, how, arguments.gallery)
+        sound &= alarm(held, replace(outcome, standing={}, examples=Examples(**examples)))
+        write(arguments.run, said, examples)
     kept.forget()
     return 0 if sound else 1
 

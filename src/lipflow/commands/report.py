@@ -58,11 +58,11 @@ def report(arguments: Report) -> int:
         texts[arguments.markdown] = markdown(summary, wrong)
     for path, text in texts.items():
         write_atomic(path, lambda temporary, text=text: temporary.write_text(text, encoding="utf-8"))
-    show(summary)
     for text in wrong:  # before anything else can go wrong
         print(f"CONTRADICTION: {text}", file=sys.stderr)
     if wrong:
         print("a certificate and an attack cannot both be right: run `lipflow check`, and report it", file=sys.stderr)
+    show(summary)
     written = [arguments.markdown] if arguments.markdown is not None else []
     if arguments.figures is not None:
         written += figure.save(runs, summary, arguments.figures)

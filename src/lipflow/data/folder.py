@@ -171,6 +171,7 @@ def _pixels(path: Path, size: int | None) -> np.ndarray:  # (3, height, width), 
     try:
         with image_module.open(path) as image:
             mode = _DEEP.search(str(image.tile)) or _DEEP.search(image.mode)
+            deep = any(tile[0].startswith("ppm") and tile[3][-1] > 255 for tile in image.tile)
             upright = image_ops.exif_transpose(image)
             if upright.has_transparency_data:
                 upright = upright.convert("RGBA")
@@ -178,8 +179,9 @@ def _pixels(path: Path, size: int | None) -> np.ndarray:  # (3, height, width), 
             upright = upright.convert("RGB")
     except Exception as error:  # what the decoders raise on damaged files is not documented, and varied
         raise DataError(f"{path} cannot be read as an image ({error}); repair or remove it") from None
-    if mode:
-        raise DataError(f"{path} has pixels of mode {mode[0]}, not bytes; convert it to 8 bits a channel")
+    if mode or deep:
+        found = mode[0] if mode else "RGB;16"
+        raise DataError(f"{path} has pixels of mode {found}, not bytes; convert it to 8 bits a channel")
     if size is not None:
         shorter = min(upright.size)
         left, top = ((side - shorter) / 2 for side in upright.size)

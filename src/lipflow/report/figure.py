@@ -37,8 +37,6 @@ def save(runs: Sequence[Evidence], summary: Summary, folder: Path) -> list[Path]
     files = []
     for name, figure in drawn.items():
         if figure is None:
-            for kind in ("png", "pdf"):  # of other runs
-                (folder / f"{name}.{kind}").unlink(missing_ok=True)
             continue
         files += [folder / f"{name}.png", folder / f"{name}.pdf"]
         figure.savefig(files[-2], dpi=200)
