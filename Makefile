@@ -27,6 +27,8 @@ help:  ## Show this list
 venv: $(STAMP)  ## Create .venv and install lipflow with its tools (repeated when the dependencies change)
 
 $(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	    echo "lipflow needs Python 3.10 or later, and $(PYTHON) is older; say make PYTHON=python3.12"; exit 1; }
 	@test -x $(BIN)/python || { echo "==> creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "==> installing lipflow and its tools into $(VENV) (a minute or two the first time)"
 	@$(PIP) install -qq -c constraints.txt -e '.[dev,attack,docs]'

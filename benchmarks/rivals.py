@@ -38,7 +38,7 @@ class Row(NamedTuple):
 
 
 def rows() -> dict[str, dict[str, Row]]:
-    """All rows, by table. torch is imported here, so that the parent process stays small."""
+    """All rows, by table."""
     from torch import nn
 
     import lipflow

@@ -230,6 +230,13 @@ def page(rows: Mapping[str, Sequence[Mapping[str, Any]]], shipped: Mapping[str, 
         row = CIFAR10[model]
         values = [f"{row.clean:.1f}", *(f"{value:.1f}" for value in row.certified)]
         lines.append(f"| *{row.title}, published* | | | 200 | {' | '.join(f'*{v}*' for v in values)} |")
+    for title, every in rows.items():
+        if len(found := _finished(every)) > 1:
+            steps = ", ".join(str(run["steps"]) for run in found)
+            lines += [
+                "",
+                f"Steps of `{title}`: {steps}; what of a spread is of time and not of seeds is in the [log](log.md).",
+            ]
     lines += _attacked(rows)
     if made := origin([run for found in rows.values() for run in found]):
         lines += ["", f"{made[0].upper()}{made[1:]}.", ""]

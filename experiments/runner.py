@@ -150,7 +150,7 @@ def run_all(chosen: Sequence[Experiment], scale: Scale, options: Options, comman
         del left[experiment.name]
         print(f"==> {numbers[experiment.name]}/{len(chosen)} {experiment.name}: {experiment.title}", flush=True)
         if not has_data(experiment, scale):
-            print(f"    passed over: there is no {experiment.data} here (--data-dir)", flush=True)
+            print(f"    passed over: there is no {experiment.data} here (lipflow data NAME, or --data-dir)", flush=True)
             return
         try:
             write(experiment, run_one(experiment, scale, command), options)

@@ -207,3 +207,19 @@ def test_gradient_and_effective_constant():
     assert less(used(0.5, 0.55, spread=0.1)).outcome == NOT_JUDGED
     assert effective.below(used(1.0, 0.9)).outcome == SEEN
     assert effective.below(used(1.1, 0.9)).outcome == NOT_SEEN
+
+
+@pytest.mark.parametrize(
+    ("seeds", "outcome"),
+    [
+        ([[[1, 0.1], [2, 0.1], [3, 0.4]]], SEEN),
+        ([[[1, 0.3]]], NOT_SEEN),
+        ([[[1, 0.1], [2, 0.1], [3, 0.1]]], NOT_SEEN),
+        ([[[1, 0.1], [3, 0.4]], [[1, 0.1], [3, 0.1]]], NOT_SEEN),
+    ],
+    ids=["late", "at once", "never", "never with one seed"],
+)
+def test_a_late_start_is_a_start(seeds, outcome):
+    deep = [{"validations": validations} for validations in seeds]
+    rows = Rows({"100 layers": [{"validations": [[1, 0.3]]}], "1000 layers": deep})
+    assert rule("depth", "The deepest take some epochs")(rows).outcome == outcome

@@ -23,6 +23,7 @@ def one(clean: float, certified: float) -> dict:
         "clean": clean,
         "certified": dict.fromkeys(GRID, certified),
         "epochs": 3.14,
+        "steps": 1000,
         "on_the_way": [[1.0, 0.3, 0.2], [30.0, clean, certified]],
     }
 
