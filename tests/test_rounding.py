@@ -12,6 +12,7 @@ from lipflow.rounding import (
     TINY,
     U,
     add_up,
+    digits_up,
     down,
     gamma,
     mul_up,
@@ -180,3 +181,11 @@ def is_normal(x: float) -> bool:
 
 def test_zero_has_no_power_of_two():
     assert power_of_two(0.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("bound", "digits"), [(1.0000004, 6), (2.46e-11, 3), (1.2631697328227658, 12), (0.1, 3), (0.0, 3)]
+)
+def test_a_bound_is_not_shown_smaller_than_it_is(bound, digits):
+    shown = float(f"{digits_up(bound, digits):.{digits}g}")
+    assert bound <= shown <= bound * (1 + 10.0 ** (1 - digits))

@@ -836,7 +836,7 @@ def _check(folder, claims, full, sample, seed):
             require(square <= (2 * error) ** 2, "stored scores are not those of this network")
     recomputed = f"the scores of {len(chosen)} of {count} images were recomputed"
     recomputed += " (--full recomputes all)" if len(chosen) < count else ""
-    return f"{count} radii follow from their scores; {recomputed}; L = {float(total)!r}, E = {float(error):.3g}"
+    return f"{count} radii follow from their scores; {recomputed}; L = {float(total)!r}, E = {float(error)!r}"
 
 
 def main(arguments=None):

@@ -10,6 +10,7 @@ covers every underflow, flush-to-zero included.
 """
 
 import math
+from decimal import ROUND_CEILING, Context
 from fractions import Fraction
 
 import torch
@@ -35,6 +36,11 @@ def up(q: Fraction | int) -> float:
     except OverflowError:
         return math.inf if q > 0 else -math.nextafter(math.inf, 0)
     return x if math.isinf(x) or Fraction(x) >= q else math.nextafter(x, math.inf)
+
+
+def digits_up(bound: float, digits: int) -> float:
+    """So many digits of a bound, rounded up: to print it, and not smaller than it is."""
+    return float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal_from_float(bound))
 
 
 def down(q: Fraction | int) -> float:

@@ -280,19 +280,25 @@ def test_a_resumed_run_has_its_threads_and_says_what_else_has_changed(tmp_path, 
     assert f"this may differ from the uninterrupted run: torch 1.0 → {torch.__version__}" in capsys.readouterr().out
 
 
-def test_a_loss_that_is_no_number_stops_the_run(tmp_path, monkeypatch):
-    """The step and the layers are named, and the checkpoint before it is kept and good."""
-    run = replace(tiny(tmp_path, epochs=4), checkpoint_every="0s")
+def poison(monkeypatch, after: int):
+    """From so many steps on a weight is no number; returns the update as it was."""
     update, steps = Learner.update, []
 
-    def poison(self, rate):
+    def poisoned(self, rate):
         update(self, rate)
         steps.append(rate)
-        if len(steps) == 5:
+        if len(steps) == after:
             with torch.no_grad():
                 self.network.stages.linear[0].field.weight.weight[0, 0] = float("nan")
 
-    monkeypatch.setattr(Learner, "update", poison)
+    monkeypatch.setattr(Learner, "update", poisoned)
+    return update
+
+
+def test_a_loss_that_is_no_number_stops_the_run(tmp_path, monkeypatch):
+    """The step and the layers are named, and the checkpoint before it is kept and good."""
+    run = replace(tiny(tmp_path, epochs=4), checkpoint_every="0s")
+    update = poison(monkeypatch, after=5)
     with pytest.raises(NonFiniteLoss, match="after step 5 there are weights that are no numbers") as caught:
         train(run)
     assert "not finite: stages.linear.0.field.weight.weight" in str(caught.value)
@@ -305,16 +311,7 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path, monkeypatch):
 
 def test_weights_that_are_no_numbers_are_not_the_best_network(tmp_path, monkeypatch):
     """Nor are they validated: the last step of an epoch is looked at before."""
-    update, steps = Learner.update, []
-
-    def poison(self, rate):
-        update(self, rate)
-        steps.append(rate)
-        if len(steps) == 3:
-            with torch.no_grad():
-                self.network.stages.linear[0].field.weight.weight[0, 0] = float("nan")
-
-    monkeypatch.setattr(Learner, "update", poison)
+    poison(monkeypatch, after=3)
     monkeypatch.setattr(loop_module, "estimate", lambda *_: pytest.fail("weights that are no numbers were validated"))
     with pytest.raises(NonFiniteLoss, match="after step 3 there are weights that are no numbers"):
         train(replace(tiny(tmp_path, images=9, batch_size=3), checkpoint_every="1h"))

@@ -42,6 +42,7 @@ def certify(arguments: Certify) -> int:
     from lipflow import data, record
     from lipflow.frozen import freeze
     from lipflow.pretrained import folder_of
+    from lipflow.rounding import digits_up
     from lipflow.train.distributed import join, threads
     from lipflow.train.recipe import radius
     from lipflow.train.record import Record, load_run
@@ -72,7 +73,8 @@ def certify(arguments: Certify) -> int:
         if ranks.first:
             seconds = time.perf_counter() - start
             print(f"froze {run.model}: {len(frozen.primitives)} primitives, every norm bounded, in {seconds:.1f} s")
-            print(f"L = {frozen.lipschitz:.12g}, rounding at most E = {frozen.rounding:.2e} over all images")
+            bound, error = digits_up(frozen.lipschitz, 12), digits_up(frozen.rounding, 3)
+            print(f"L = {bound:.12g}, rounding at most E = {error:.2e} over all images")
         kept = Kept(f"the scores of {frozen.digest}")
         certificates = over_ranks(frozen, images, ranks, kept)
         if certificates is None:

@@ -11,7 +11,6 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from decimal import ROUND_CEILING, Context
 from html import escape
 from importlib import resources
 
@@ -21,6 +20,7 @@ from lipflow.report.evidence import Certificate, Evidence, Primitive
 from lipflow.report.gallery import gallery
 from lipflow.report.series import epsilon_reach, payload
 from lipflow.report.table import Entry, Summary, images_of
+from lipflow.rounding import digits_up
 
 
 def page(runs: Sequence[Evidence], summary: Summary) -> str:
@@ -274,8 +274,8 @@ def _certificate(run: Evidence, held: Certificate, alone: bool) -> str:
     most = max([p.rounding for p in held.ledger], default=0.0) or 1.0
     rows = "".join(_primitive(i, p, most) for i, p in enumerate(held.ledger, 1))
     facts = {
-        "Lipschitz constant L": f"{_above(held.lipschitz, 12):.12g}",
-        "rounding at most E": f"{_above(held.rounding, 4):.3e}",
+        "Lipschitz constant L": f"{digits_up(held.lipschitz, 12):.12g}",
+        "rounding at most E": f"{digits_up(held.rounding, 4):.3e}",
         "digest": f"<code>{escape(held.digest[:16])}…</code>",
         "verify it": f"<code>lipflow check {escape(str(run.folder))}</code>",
     }
@@ -291,19 +291,14 @@ def _certificate(run: Evidence, held: Certificate, alone: bool) -> str:
 <tbody>{rows}</tbody></table></div></details>"""
 
 
-def _above(bound: float, digits: int) -> float:
-    """So many digits, rounded up: a bound is not shown smaller than it is."""
-    return float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal_from_float(bound))
-
-
 def _primitive(number: int, p: Primitive, most: float) -> str:
-    norm = "" if p.norm is None else f"{_above(p.norm, 6):.6g}"
-    rounding = f"{_above(p.rounding, 3):.2e}" if p.rounding else "0"
+    norm = "" if p.norm is None else f"{digits_up(p.norm, 6):.6g}"
+    rounding = f"{digits_up(p.rounding, 3):.2e}" if p.rounding else "0"
     share = 100 * max(0.0, p.rounding) / most
     return (
         f'<tr><th scope="row">{number}</th>'
         f'<td class="words">{escape(p.kind)}</td><td class="words">{escape(p.shape)}</td>'
-        f"<td>{_above(p.lipschitz, 9):.9g}</td><td>{norm}</td><td>{rounding}</td>"
+        f"<td>{digits_up(p.lipschitz, 9):.9g}</td><td>{norm}</td><td>{rounding}</td>"
         f'<td class="share"><svg aria-hidden="true"><rect width="{share:.1f}%" height="100%"/></svg></td>'
         f'<td class="words">{escape(p.how)}</td></tr>'
     )
