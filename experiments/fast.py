@@ -61,7 +61,7 @@ class Row:
     @property
     def command(self) -> str:
         words = [f"lipflow train --model {self.model} --data cifar10 --budget {self.budget}"]
-        return " ".join(words + [f"--{flag(name)} {value}" for name, value in self.changes.items()])
+        return " ".join(words + [f"--{flag(name)} {_typed(value)}" for name, value in self.changes.items()])
 
     def runs(self, data_dir: Path | None) -> list[Run]:
         names = {field.name for field in fields(Recipe)}
@@ -79,8 +79,14 @@ ROWS = (
     Row("cayley-kw3", "30m"),
     Row("soc-10", "30m"),
     Row("cpl-fast", "2h", changes={"pad": 4}),  # shifts as in the published recipes: four times the epochs overfit
-    Row("cpl-fast", "2h", name="erased", changes={"pad": 4, "erase": 8, "validation": 1000}),
+    Row("cpl-fast", "2h", name="erased", changes={"pad": 4, "erase": 8, "validation": 1000, "sizes": {"mirror": True}}),
 )
+
+
+def _typed(value: Any) -> str:
+    """A value as it is typed on the command line."""
+    sizes = value.items() if isinstance(value, Mapping) else ()
+    return " ".join(f"{name}={size}" for name, size in sizes) or str(value)
 
 
 def certified(folder: Path, data_dir: Path | None) -> "Certificate":
