@@ -104,6 +104,8 @@ def test_flags_start_from_the_recipe_of_the_model():
     )
     assert (run.recipe.lr, run.recipe.flip, run.recipe.margin) == (0.5, False, 0.7)
     assert run.sizes == {"depth": 3, "h": 0.1, "sigma": "tanh", "lln": True}
+    assert parsed("--model", "cpl-fast", "--data", "cifar10", "--budget=2h") == Run.of("cpl-fast", "cifar10", "2h")
+    assert parsed("--model", "cpl-fast", "--data", "cifar10", "--budget=2h", "--erase", "0").recipe.erase == 0
     assert parsed("--radii", "1/10", "0.5").recipe.radii == ("1/10", "0.5")
 
 

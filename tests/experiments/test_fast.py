@@ -8,6 +8,7 @@ from statistics import mean
 import pytest
 
 from experiments import fast
+from experiments.fast_page import finished
 from experiments.scale import GRID
 from lipflow import cli
 from lipflow.report.published import EPSILONS
@@ -31,7 +32,7 @@ def one(clean: float, certified: float) -> dict:
 def test_the_table_has_means_and_spreads_and_says_what_was_not_run():
     lost = {"run": "x", "diverged": True}
     rows = {row.title: [] for row in fast.ROWS} | {"cpl-fast, 30m": [one(0.7, 0.5), one(0.72, 0.54)]}
-    page = fast.page(rows | {"soc-10, 30m": [lost]})
+    page = fast.told(rows | {"soc-10, 30m": [lost]})
     assert "| cpl-fast, 30m | 2 of 3 | 25.0 | 3.14 | 71.0 ± 1.4 | 52.0 ± 2.8 | 52.0 ± 2.8 | 52.0 ± 2.8 |" in page
     assert page.count("not run") == len(fast.ROWS) - 2
     assert "| soc-10, 30m | diverged |" in page
@@ -39,8 +40,8 @@ def test_the_table_has_means_and_spreads_and_says_what_was_not_run():
     assert "Trained at commit aaaaaaaaaaaa, lipflow 0, torch 0, with 2 threads a run on P." in page
     columns = {line.count("|") for line in page.splitlines() if line.startswith("|")}
     assert columns == {9}
-    assert "| 2 of 3, 1 diverged |" in fast.page(rows | {"cpl-fast, 30m": [one(0.7, 0.5), one(0.7, 0.5), lost]})
-    assert "| cpl-fast, 30m | 3 |" in fast.page(rows | {"cpl-fast, 30m": [one(0.7, 0.5)] * 3})
+    assert "| 2 of 3, 1 diverged |" in fast.told(rows | {"cpl-fast, 30m": [one(0.7, 0.5), one(0.7, 0.5), lost]})
+    assert "| cpl-fast, 30m | 3 |" in fast.told(rows | {"cpl-fast, 30m": [one(0.7, 0.5)] * 3})
 
 
 def test_attacks_stand_beside_what_is_certified_of_the_same_images():
@@ -49,7 +50,7 @@ def test_attacks_stand_beside_what_is_certified_of_the_same_images():
     rows = {row.title: [] for row in fast.ROWS} | {
         "cpl-fast, 2h": [{**one(0.7, 0.5), "run": "r", **attacked, "autoattack": auto}]
     }
-    page = fast.page(rows)
+    page = fast.told(rows)
     assert "- `r` under L2-PGD, first 50 test images: 60.0 at 36/255 (certified 55.0)." in page
     assert "- `r` under AutoAttack, first 20 test images: 58.0 at 36/255 (certified 56.0, clean 70.0)." in page
 
@@ -71,7 +72,7 @@ def test_what_was_written_down_stays_where_its_run_is_not_here(tmp_path):
 
 def test_the_page_and_the_readme_are_of_the_stored_numbers():
     stored = json.loads((ROOT / fast.RESULT).read_text())
-    assert (ROOT / fast.PAGE).read_text() == fast.page(stored["rows"], stored["shipped"])
+    assert (ROOT / fast.PAGE).read_text() == fast.told(stored["rows"], stored["shipped"])
     readme = (ROOT / "README.md").read_text()
     told = {
         "**cpl-fast, 30 minutes on two cores**": "cpl-fast, 30m",
@@ -81,7 +82,7 @@ def test_the_page_and_the_readme_are_of_the_stored_numbers():
         "SOC-10 by its own recipe, 30 minutes on two cores": "soc-10, 30m",
     }
     for words, title in told.items():
-        runs = fast._finished(stored["rows"][title])
+        runs = finished(stored["rows"][title])
         if not runs:
             assert f"| {words} |" not in readme
             continue
@@ -94,7 +95,7 @@ def test_the_page_and_the_readme_are_of_the_stored_numbers():
 def test_runs_are_the_commands_that_the_page_shows(capsys):
     runs = [run for row in fast.ROWS for run in row.runs(None)]
     assert [run.folder.name for run in runs][:2] == ["cpl-fast-30m-0", "cpl-fast-30m-1"]
-    page = fast.page({row.title: [] for row in fast.ROWS})
+    page = fast.told({row.title: [] for row in fast.ROWS})
     commands = [line.strip().split() for line in page.splitlines() if line.startswith("    lipflow train")]
     ours = [row.runs(None)[0] for row in fast.ROWS if row.model == "cpl-fast"]
     assert len(commands) == len(ours)

@@ -19,7 +19,7 @@ from lipflow.train.duration import format_duration, parse_duration
 from lipflow.train.learner import make_network
 from lipflow.train.optimiser import OPTIMISERS
 from lipflow.train.plan import Plan
-from lipflow.train.recipe import CHOICES, CPL, radius, recipe_for
+from lipflow.train.recipe import CHOICES, CPL, CPL_FAST, radius, recipe_for
 from lipflow.train.run import PLACE, differences
 from lipflow.train.schedule import SCHEDULES, rate_at
 
@@ -74,6 +74,17 @@ def test_the_rivals_recipes():
     assert [rate_at(Plan.of(4).progress(step), soc) for step in range(4)] == pytest.approx([0.1, 0.1, 0.01, 0.001])
     assert replace(plus, loss="cross-entropy", lln=False) == soc
     assert (plus.loss, plus.gamma) == ("certificate", 0.1)
+
+
+def test_with_an_hour_cpl_fast_has_stronger_augmentation():
+    short, long = CPL_FAST, replace(CPL_FAST, pad=4, erase=8)
+    assert [recipe_for("cpl-fast", "cifar10", time) for time in (None, "30m", "59m", "1h", "2h")] == [short] * 3 + [
+        long
+    ] * 2
+    assert recipe_for("cpl-fast", "digits", "2h") == short, "a square of 8 pixels is all of a digit"
+    assert recipe_for("cpl-s", "cifar10", "2h") is CPL, "published recipes are what was published"
+    run = Run.of("cpl-fast", "cifar10", "2h")
+    assert (run.budget, run.recipe) == ("2h", long)
 
 
 def test_no_recipe_is_guessed():

@@ -18,16 +18,17 @@ class Train:
 
 
 def defaults(words: Sequence[str]) -> Train:
-    """What flags that are not typed stand for: the recipe of the model on the data, or the run that is resumed."""
+    """What flags that are not typed stand for: the recipe for a model, data and budget, or the run that is resumed."""
     parser = argparse.ArgumentParser(prog="lipflow train", add_help=False, allow_abbrev=False)
     parser.add_argument("--model", default=Run.model)
     parser.add_argument("--data", default=Run.data)
     parser.add_argument("--seed", default=Run.seed)
+    parser.add_argument("--budget")
     parser.add_argument("--out")
     parser.add_argument("--resume", action="store_true")
     seen, _ = parser.parse_known_args(words)
     if not seen.resume:
-        return Train(Run.of(seen.model, seen.data))
+        return Train(Run.of(seen.model, seen.data, seen.budget))
     from lipflow.train.record import Record
 
     folder = Path(seen.out) if seen.out else replace(Run.of(seen.model, seen.data), seed=seen.seed).folder

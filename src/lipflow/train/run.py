@@ -65,7 +65,7 @@ class Run:
     device: str = "auto"
     """cpu, cuda, cuda:1, … ; auto takes a GPU where there is one."""
     budget: str | None = None
-    """End the schedule within this time (90s, 30m, 1h30m): sets the number of steps from the measured speed."""
+    """End the schedule within this time (90s, 30m, 1h30m), by its speed; 1h or more changes cpl-fast's recipe."""
     checkpoint_activations: bool = False
     """Spare memory: keep the activations of about √n of n layers, and compute the others again (more time)."""
     checkpoint_every: str = "5m"
@@ -86,9 +86,9 @@ class Run:
             raise ValueError(f"--exact is a number of images, at least 0, not {self.exact}")
 
     @classmethod
-    def of(cls, model: str, data: str = "digits") -> "Run":
-        """The published run of a model; vary it with `dataclasses.replace`."""
-        return cls(model=model, data=data, recipe=recipe_for(model, data))
+    def of(cls, model: str, data: str = "digits", budget: str | None = None) -> "Run":
+        """The published run of a model, in a budget if there is one; vary it with `dataclasses.replace`."""
+        return cls(model=model, data=data, budget=budget, recipe=recipe_for(model, data, budget))
 
     @property
     def folder(self) -> Path:
