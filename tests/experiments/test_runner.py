@@ -28,6 +28,7 @@ ROOMS = {
     "draw",
     "experiment",
     "fast",
+    "fast_page",
     "measure",
     "parallel",
     "provenance",
