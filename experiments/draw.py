@@ -18,14 +18,6 @@ AXES = {"certified": "certified accuracy (%)", "attacked": "accuracy under PGD (
 START = {"certified": "clean", "attacked": "attacked_clean"}  # at ε = 0, of the same images
 
 
-def require_matplotlib() -> None:
-    """Refuse before any work is done, with what would help."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise ValueError("figures need matplotlib, which is not installed: pip install matplotlib") from None
-
-
 def save(draw: Drawing, result: Result, path: Path) -> None:
     """Draw a result to a PNG file, with the scale in its title."""
     from matplotlib.figure import Figure

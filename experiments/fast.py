@@ -32,9 +32,10 @@ from experiments.runner import answered, ensure, state
 from experiments.scale import GRID
 from lipflow.files import write_atomic
 from lipflow.machine import settle
+from lipflow.report.figure import require_matplotlib
 from lipflow.report.published import EPSILONS
 from lipflow.train.recipe import Recipe, flag
-from lipflow.train.run import Run
+from lipflow.train.run import Run, differences
 
 if TYPE_CHECKING:
     from lipflow.report.evidence import Certificate
@@ -111,6 +112,7 @@ def summary(held: "Certificate") -> dict[str, Any]:
 
 def measured(run: Run) -> dict[str, Any]:
     """What test images say of a finished run, certified unless they were, and what the log says of the way there."""
+    from lipflow.data import steps_per_epoch
     from lipflow.report.evidence import read
     from lipflow.report.table import accuracy
     from lipflow.train.recipe import radius
@@ -125,7 +127,7 @@ def measured(run: Run) -> dict[str, Any]:
         "run": run.folder.name,
         **summary(held),
         "steps": kept.steps,
-        "epochs": kept.steps * kept.run.recipe.batch_size / (TRAIN - held_out),
+        "epochs": kept.steps / steps_per_epoch(TRAIN - held_out, kept.run.recipe.batch_size),
         "seconds": epochs[-1]["seconds"],
         "recorded": dict(kept.environment),
         "on_the_way": [
@@ -147,6 +149,11 @@ def measured(run: Run) -> dict[str, Any]:
 
 def known(runs: Sequence[Run], stored: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """What is known of some runs: measured where they are here, and as it was written down where they are not."""
+    from lipflow.train.record import Record
+
+    for run in runs:
+        if state(run) == "done" and (changed := differences(Record.read(run.folder).run, run)):
+            raise ValueError(f"{run.folder} holds another run than its row: {', '.join(map(str, changed))}; move it")
     found = {result["run"]: result for result in stored}
     found |= {run.folder.name: measured(run) for run in runs if state(run) == "done"}
     found |= {run.folder.name: {"run": run.folder.name, "diverged": True} for run in runs if state(run) == "diverged"}
@@ -168,6 +175,7 @@ def attack(run: Run, images: int, few: int) -> None:
     from lipflow.train.recipe import radius
     from lipflow.train.record import load_run
 
+    measured(run)
     if by_pgd(Attack(run.folder, epsilon=EPSILONS, images=images)):
         raise ValueError(f"{run.folder}: a certified image was broken; nothing is published")
     test = data.load(run.data, run.data_dir).test
@@ -219,11 +227,11 @@ def main(words: Sequence[str] | None = None) -> int:
     names = [] if options.page or options.attack or options.shipped else options.only or list(runs)
 
     def work() -> int:
+        require_matplotlib()
         for name in names:
             ensure(runs[name])
             publish(data)
         if options.attack:
-            measured(runs[options.attack])
             attack(runs[options.attack], *options.images)
         if not names:
             publish(data, options.shipped)

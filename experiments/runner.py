@@ -21,12 +21,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.draw import require_matplotlib, save
+from experiments.draw import save
 from experiments.experiment import Experiment, Rows
 from experiments.parallel import side_by_side
 from experiments.provenance import provenance
 from experiments.scale import SCALES, Scale, cost, total
 from lipflow.files import write_atomic
+from lipflow.report.figure import require_matplotlib
 from lipflow.train.duration import format_duration
 from lipflow.train.run import Run, differences
 

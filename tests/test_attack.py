@@ -3,6 +3,7 @@
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -160,8 +161,24 @@ def test_gradients_that_say_nothing(value):
 
 def test_a_model_that_does_not_depend_on_its_input():
     constant = torch.tensor([[1.0, 0.0]])
-    found = pgd(lambda z: constant.expand(len(z), 2), _images(3), torch.zeros(3, dtype=torch.int64), [1])
+    with pytest.warns(UserWarning, match="no gradient in the images: this attack is a random search"):
+        found = pgd(lambda z: constant.expand(len(z), 2), _images(3), torch.zeros(3, dtype=torch.int64), [1])
     assert not bool(found.success.any())
+
+
+@pytest.mark.parametrize("one", [0.25, "1/4", Fraction(1, 4), np.float32(0.25), torch.tensor(0.25)])
+def test_one_radius_may_be_any_number(one):
+    x, y = _images(3), torch.zeros(3, dtype=torch.int64)
+    for eps in (one, [one]):
+        assert torch.equal(pgd(_undefended(), x, y, eps).images, pgd(_undefended(), x, y, [Fraction(1, 4)]).images)
+
+
+def test_a_tensor_is_one_radius_for_each_image():
+    x, y, radii = _images(3), torch.zeros(3, dtype=torch.int64), torch.tensor([0.1, 0.2, 0.3])
+    found = pgd(_undefended(), x, y, radii)
+    assert found.success.shape == (3, 1)
+    assert torch.equal(found.images, pgd(_undefended(), x, y, [radii]).images)
+    assert bool((found.distance[:, 0] <= radii.double()).all())
 
 
 def test_scores_that_are_nan_are_no_answer():
@@ -290,7 +307,8 @@ def test_the_nearest_is_never_inside_of_the_certified_radius():
 def test_where_nothing_is_near():
     constant = torch.tensor([[1.0, 0.0]])
     x = _images(3).double()
-    found = nearest(lambda z: constant.expand(len(z), 2), x, torch.zeros(3, dtype=torch.int64))
+    with pytest.warns(UserWarning, match="random search"):
+        found = nearest(lambda z: constant.expand(len(z), 2), x, torch.zeros(3, dtype=torch.int64))
     assert not bool(found.found.any())
     assert torch.equal(found.images, x)
 

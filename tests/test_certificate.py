@@ -3,6 +3,7 @@
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -51,6 +52,53 @@ def test_never_certified(scores):
     certificates = from_logits(torch.tensor([scores], dtype=torch.float64), _pairs(3), 0.0)
     assert float(certificates.radius[0]) == 0.0
     assert not bool(certificates.certified(0)[0])
+
+
+def test_certificates_of_batches_are_joined_from_any_iterable():
+    rows = [from_logits(torch.randn(n, 3, dtype=torch.float64), _pairs(3), 0.0) for n in (2, 0, 3)]
+    for parts in (rows, iter(rows)):
+        joined = lipflow.Certificates.cat(parts)
+        assert torch.equal(joined.radius, torch.cat([row.radius for row in rows]))
+        assert joined.logits.shape == (5, 3)
+    with pytest.raises(ValueError, match="no certificates to join"):
+        lipflow.Certificates.cat([])
+
+
+def test_accuracy_counts_what_is_right_and_certified():
+    scores = torch.tensor([[1.0, 0.0], [0.3, 0.0], [0.0, 2.0], [0.5, 0.5]], dtype=torch.float64)
+    certificates, truth = from_logits(scores, _pairs(2, 1.0), 0.0), torch.tensor([0, 0, 0, 0])
+    assert certificates.accuracy(truth) == 0.75  # a tie has a label, and no radius
+    assert certificates.accuracy(truth, 0) == 0.5
+    assert certificates.accuracy(truth, "1/2") == 0.25
+    with pytest.raises(ValueError, match=r"labels are one an image, \(4,\), not \(1,\)"):
+        certificates.accuracy(truth[:1])
+
+
+@pytest.mark.parametrize("eps", [0.1, np.float32(0.1), np.float64(0.1), torch.tensor(0.1), Fraction(1, 10), "0.1"])
+def test_a_radius_may_be_any_number(eps):
+    certificates = from_logits(torch.tensor([[1.0, 0.0]], dtype=torch.float64), _pairs(2), 0.0)
+    assert bool(certificates.certified(eps).all())
+
+
+@pytest.mark.parametrize("eps", [torch.tensor([0.1, 0.2]), [0.1], None, "wide", "1/0", math.inf, math.nan])
+def test_what_is_no_radius_is_refused(eps):
+    certificates = from_logits(torch.tensor([[1.0, 0.0]], dtype=torch.float64), _pairs(2), 0.0)
+    with pytest.raises(ValueError, match="a radius is a number such as 36/255 or"):
+        certificates.certified(eps)
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        (156.0, r"contain 156 \(divide them by 255, or"),
+        (-0.5, r"contain -0.5 \(to subtract a mean"),
+        (math.nan, "nan$"),
+    ],
+)
+def test_pixels_that_are_none_are_refused_with_a_hint(value, hint):
+    frozen = lipflow.freeze(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), in_shape=(1, 2, 2))
+    with pytest.raises(ValueError, match=hint):
+        lipflow.certify(frozen, torch.full((1, 1, 2, 2), value))
 
 
 def test_certified_is_exact_at_the_boundary():

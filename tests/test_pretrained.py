@@ -66,11 +66,34 @@ def test_a_folder_and_a_file_load_as_well(tmp_path, run_folder):
 
 @pytest.mark.parametrize(
     ("source", "message"),
-    [("cpl-fast", f"there is {NAME}"), ("nowhere.safetensors", "is no folder of a run"), ("", "holds no run")],
+    [
+        ("cpl-fast", f"no run cpl-fast, here or in runs/, and no trained network of that name; did you mean {NAME}?"),
+        ("nowhere.safetensors", f"there is no run nowhere.safetensors.*trained networks are {NAME}"),
+        ("", "holds no run"),
+        ("w.pt", "w.pt is no .safetensors file; of a state dict, build the network"),
+    ],
 )
-def test_what_is_not_there_is_said(source, message):
+def test_what_is_not_there_is_said(source, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("w.pt").touch()
     with pytest.raises(ValueError, match=message):
         lipflow.load(source)
+
+
+def test_a_run_is_found_by_its_name_in_runs(tmp_path, monkeypatch, run_folder):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run_folder, "runs/first")
+    assert lipflow.load("first").in_shape == lipflow.load(run_folder).in_shape
+    with pytest.raises(ValueError, match="did you mean first"):
+        lipflow.load("frist")
+
+
+def test_frozen_and_live_files_are_told_apart(tmp_path, run_folder):
+    lipflow.freeze(lipflow.load(run_folder)).save(tmp_path / "frozen.safetensors")
+    with pytest.raises(ValueError, match=r"it is a frozen network: lipflow.Frozen.load"):
+        lipflow.load(tmp_path / "frozen.safetensors")
+    with pytest.raises(ValueError, match=r"is a network that is not frozen: lipflow.freeze\(lipflow.load"):
+        lipflow.Frozen.load(run_folder / FINAL)
 
 
 def test_commands_take_its_name(tmp_path, monkeypatch, capsys):
@@ -126,6 +149,7 @@ def test_a_run_is_found_by_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     assert pretrained.folder_of(Path("mine")) == Path("runs/mine")
-    assert pretrained.folder_of(Path("other")) == Path("other")
+    with pytest.raises(ValueError, match="there is no run other, here or in runs/"):
+        pretrained.folder_of(Path("other"))
     (tmp_path / "mine").mkdir()
     assert pretrained.folder_of(Path("mine")) == Path("mine")

@@ -9,20 +9,23 @@ the sum is bounded from above (Note [error model]) and compared as a rational; i
 towards x by a hair and judged anew.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lipflow.data import to_unit
 from lipflow.data.counter import key
-from lipflow.rounding import TINY, gamma, sqrt_up, up
+from lipflow.rounding import TINY, exactly, gamma, sqrt_up, up
 
 Model = Callable[[Tensor], Tensor]
-Radius = Fraction | int | float | str | Tensor  # one for all images, or a tensor with one an image  # (n,)
+Radius = Real | float | str | Tensor  # one for all images, or a tensor with one an image  # (n,)
 
 OUTCOMES, EXAMPLES = "attack.json", "attack.npz"  # what `lipflow attack` leaves in the folder of a run
 
@@ -74,11 +77,13 @@ def pgd(
     model: Model,
     images: Tensor,
     labels: Tensor,
-    epsilons: Sequence[Radius] | Fraction | int | float | str,
+    epsilons: Sequence[Radius] | Radius,
     attack: PGD | None = None,
     indices: Tensor | None = None,
 ) -> Attacked:
     """Attack images (uint8, or floats in [0, 1]) at one ε, or several that do not decrease: Fraction(1, 4), "36/255", …
+
+    A tensor is one ε with a value for each image, as `certificates.radius` is.
 
     z ← Π(z + stride·ε·g/‖g‖), g the gradient of the cross-entropy at z, Π the projection onto the L2 ball around x and
     then onto [0, 1]. What breaks a smaller ball breaks a larger one, and is not attacked again. `indices` are those of
@@ -87,7 +92,7 @@ def pgd(
     attack = PGD() if attack is None else attack
     x = _receive(model, images, labels)
     indices = torch.arange(len(x)) if indices is None else indices
-    several = [epsilons] if isinstance(epsilons, Fraction | int | float | str) else epsilons
+    several = [epsilons] if isinstance(epsilons, Real | float | str | Tensor) else epsilons
     radii = [_radii(eps, len(x)) for eps in several]
     if not radii or any(list(column) != sorted(column) for column in zip(*radii, strict=True)):
         raise ValueError("give at least one ε, in increasing order: what breaks a smaller ball breaks a larger one")
@@ -202,6 +207,7 @@ def _gradient(model: Model, z: Tensor, labels: Tensor) -> Tensor:
         z = z.detach().requires_grad_()
         logits = model(z)
         if not logits.requires_grad:
+            warnings.warn("the scores have no gradient in the images: this attack is a random search", stacklevel=2)
             return torch.zeros_like(z)
         loss = F.cross_entropy(logits, labels, reduction="sum")
         return torch.autograd.grad(loss, z, materialize_grads=True)[0]
@@ -211,6 +217,8 @@ def _gradient(model: Model, z: Tensor, labels: Tensor) -> Tensor:
 def _judge(model: Model, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(whether the label is not the true one, the loss, the label). Scores that are NaN name no class, so are wrong."""
     logits = model(x)
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[1]:
+        raise ValueError(f"labels are 0 to {logits.shape[1] - 1}, not {int(labels.min())} to {int(labels.max())}")
     label = logits.argmax(1)
     wrong = (label != labels) | logits.isnan().any(1)
     return wrong, F.cross_entropy(logits, labels, reduction="none"), label
@@ -263,19 +271,26 @@ def _distances(squares: list[Fraction], radii: list[Fraction] | None = None) -> 
 
 def _receive(model: Model, images: Tensor, labels: Tensor) -> Tensor:
     """Images as the model takes them: floats of the dtype of its parameters; float64 if it has none, as a Frozen."""
+    if not (isinstance(images, Tensor) and isinstance(labels, Tensor)):
+        given = f"{type(images).__name__} and {type(labels).__name__}"
+        raise TypeError(f"images and labels are tensors (torch.as_tensor of arrays and lists), not {given}")
     if labels.shape != images.shape[:1] or labels.dtype != torch.int64:
         raise ValueError(f"labels are int64, one an image, not {labels.dtype} of shape {tuple(labels.shape)}")
     parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
     dtype = next((p.dtype for p in parameters if p.is_floating_point()), torch.float64)
     if images.dtype == torch.uint8:
-        return images.to(dtype) / torch.full((), 255, dtype=dtype, device=images.device)
-    if not images.is_floating_point() or not bool(((images >= 0) & (images <= 1)).all()):
-        raise ValueError("attacks are on pixels: uint8, or floats in [0, 1]")
+        return to_unit(images, dtype)
+    if not images.is_floating_point():
+        raise TypeError(f"attacks are on pixels: uint8, or floats in [0, 1], not {images.dtype}")
+    inside = (images >= 0) & (images <= 1)  # false for NaN
+    if not bool(inside.all()):
+        raise ValueError(f"attacks are on pixels: uint8, or floats in [0, 1], not {images[~inside][0].item():g}")
     return images.detach().to(dtype)
 
 
 def _radii(eps: Radius, count: int) -> list[Fraction]:
-    values = [Fraction(e) for e in eps.tolist()] if isinstance(eps, Tensor) else [Fraction(eps)] * count
+    each = isinstance(eps, Tensor) and eps.ndim > 0
+    values = [Fraction(e) for e in eps.tolist()] if each else [exactly(eps)] * count  # pyright: ignore[reportArgumentType]
     if len(values) != count or any(v < 0 for v in values):
         raise ValueError(f"a radius is at least 0, and one for all images or one for each of the {count}, not {eps}")
     return values

@@ -118,10 +118,24 @@ def lipschitz_bound(module: nn.Module, in_shape: Shape | None = None, reach: flo
 def shape_of(in_shape: Shape) -> Shape:
     """The shape of one input as a tuple; what is no shape is refused."""
     if not isinstance(in_shape, Sequence) or not all(isinstance(n, int) and n >= 0 for n in in_shape):
+        given = "a tensor (of images x it is x.shape[1:])" if isinstance(in_shape, Tensor) else repr(in_shape)
         raise ValueError(
-            f"in_shape is the shape of one input, such as (channels, height, width) or (features,), not {in_shape!r}"
+            f"in_shape is the shape of one input, such as (channels, height, width) or (features,), not {given}"
         )
     return tuple(in_shape)
+
+
+def require_batch(x: Tensor, in_shape: Shape) -> None:
+    """Refuse what is no batch of inputs of a shape, and say how it becomes one."""
+    shape = tuple(x.shape)
+    if shape[1:] == in_shape and shape:
+        return
+    hint = ""
+    if shape == in_shape:
+        hint = "; one image is a batch of one, x[None]"
+    elif x.ndim == 4 and (shape[3], *shape[1:3]) == in_shape:
+        hint = "; channels come first, x.permute(0, 3, 1, 2)"
+    raise ValueError(f"this network takes images (batch, {', '.join(map(str, in_shape))}), not {shape}{hint}")
 
 
 def fold(modules: Iterable[tuple[str, nn.Module]], domain: Domain) -> Bound:
@@ -322,6 +336,9 @@ INSTEAD: dict[type, str] = {
         (nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.PReLU, nn.Tanh, nn.Sigmoid, nn.Softplus),
         "use nn.ReLU or lipflow.blocks.MaxMin",
     ),
+    **dict.fromkeys((nn.Softmax, nn.LogSoftmax), "leave it out, as labels, losses and certificates are of scores"),
+    **dict.fromkeys((nn.DataParallel, nn.parallel.DistributedDataParallel), "give the network inside, model.module"),
+    **dict.fromkeys((nn.ModuleList, nn.ModuleDict), "make a chain of it, nn.Sequential(*modules)"),
     nn.AdaptiveAvgPool2d: "use lipflow.blocks.AvgPool(k), with k the side of its input",
     nn.ConvTranspose2d: "use lipflow.cpl_conv, which applies a convolution and its transpose",
 }

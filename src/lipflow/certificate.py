@@ -10,14 +10,16 @@ and be those of another machine: within 2E of ours. With as much again for that,
     R(x) = min over j of (f̂_y(x) - f̂_j(x) - 4√2·E)/d_yj,  rounded down at each operation.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from fractions import Fraction
+from typing import SupportsFloat
 
 import torch
 from torch import Tensor
 
-from lipflow.rounding import down, sqrt_up, up
+from lipflow.rounding import down, exactly, sqrt_up, up
 
 
 @dataclass(frozen=True)
@@ -36,24 +38,31 @@ class Certificates:
         return len(self.label)
 
     @staticmethod
-    def cat(parts: Sequence["Certificates"]) -> "Certificates":
+    def cat(parts: Iterable["Certificates"]) -> "Certificates":
         """The rows of several, one after the other: of the batches of a DataLoader, say."""
+        parts = list(parts)
+        if not parts:
+            raise ValueError("there are no certificates to join: give those of one batch at least")
         columns = (field.name for field in fields(Certificates))
         return Certificates(*(torch.cat([getattr(part, name) for part in parts]) for name in columns))
 
-    def certified(self, eps: Fraction | int | str | float) -> Tensor:
+    def certified(self, eps: SupportsFloat | str) -> Tensor:
         """Whether R > eps, exactly; eps may be "36/255".
 
         Then no perturbation of norm at most eps changes the label, as long as the image stays in [0, 1].
         """
-        try:
-            exact = Fraction(eps)
-        except (TypeError, ValueError, OverflowError, ZeroDivisionError):
-            raise ValueError(f"a radius is a number such as 36/255 or 0.25, not {eps!r}") from None
+        exact = exactly(eps)
         if exact < 0:
             raise ValueError(f"a radius is at least 0, not {eps}")
         # A float above the greatest float that is at most eps is above eps.
         return self.radius > down(exact)
+
+    def accuracy(self, labels: Tensor, eps: SupportsFloat | str | None = None) -> float:
+        """The fraction of images whose label is the true one of `labels`; with eps, and is certified at eps."""
+        if labels.shape != self.label.shape:
+            raise ValueError(f"labels are one an image, ({len(self)},), not {tuple(labels.shape)}")
+        right = self.label == labels.to(self.label.device)
+        return float((right if eps is None else right & self.certified(eps)).double().mean())
 
 
 def require_pixels(images: Tensor) -> None:
@@ -63,10 +72,10 @@ def require_pixels(images: Tensor) -> None:
     inside = (images >= 0) & (images <= 1)  # false for NaN
     if not bool(inside.all()):
         bad = images[~inside].flatten()[0].item()
-        raise ValueError(
-            f"certificates are for pixels in [0, 1] (or uint8); these images contain {bad} "
-            "(to subtract a mean is the network's part: lipflow.blocks.Center)"
-        )
+        above = "divide them by 255, or give them as uint8"
+        below = "to subtract a mean is the network's part: lipflow.blocks.Center"
+        hint = f" ({above if bad > 1 else below})" if math.isfinite(bad) else ""
+        raise ValueError(f"certificates are for pixels in [0, 1] (or uint8); these images contain {bad:g}{hint}")
 
 
 def from_logits(logits: Tensor, pair_bounds: Tensor, rounding: float) -> Certificates:

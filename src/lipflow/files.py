@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,6 +50,15 @@ def filled(path: Path, write: Callable[[Path], object]) -> Iterator[Path]:
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def permit(path: Path) -> None:

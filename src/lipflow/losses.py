@@ -15,13 +15,13 @@ from lipflow.blocks import Head, LastLayerNormalization
 
 
 class Loss(ABC):
-    """A loss of logits (batch, classes) against labels (batch,), for a network that ends in `head`."""
+    """A loss of logits (batch, classes) against labels (batch,); `certificate` also looks at the head they are of."""
 
     @abstractmethod
-    def each(self, logits: Tensor, labels: Tensor, head: Head) -> Tensor:
+    def each(self, logits: Tensor, labels: Tensor, head: Head | None = None) -> Tensor:
         """The loss of each example, `(batch,)`."""
 
-    def __call__(self, logits: Tensor, labels: Tensor, head: Head) -> Tensor:
+    def __call__(self, logits: Tensor, labels: Tensor, head: Head | None = None) -> Tensor:
         """The mean over the batch."""
         return self.each(logits, labels, head).mean()
 
@@ -35,7 +35,7 @@ class MultiMargin(Loss):
     def __post_init__(self) -> None:
         _require(self.margin > 0, f"margin must be above 0, not {self.margin}")
 
-    def each(self, logits: Tensor, labels: Tensor, head: Head) -> Tensor:
+    def each(self, logits: Tensor, labels: Tensor, head: Head | None = None) -> Tensor:
         shortfall = (self.margin - gaps(logits, labels)).clamp_min(0)
         return shortfall.scatter(1, labels[:, None], 0).sum(1) / logits.shape[1]
 
@@ -44,7 +44,7 @@ class MultiMargin(Loss):
 class CrossEntropy(Loss):
     """-log softmax(f)_y."""
 
-    def each(self, logits: Tensor, labels: Tensor, head: Head) -> Tensor:
+    def each(self, logits: Tensor, labels: Tensor, head: Head | None = None) -> Tensor:
         return F.cross_entropy(logits, labels, reduction="none")
 
 
@@ -60,7 +60,7 @@ class OffsetCrossEntropy(Loss):
         _require(self.offset >= 0, f"offset must be at least 0, not {self.offset}")
         _require(self.temperature > 0, f"temperature must be above 0, not {self.temperature}")
 
-    def each(self, logits: Tensor, labels: Tensor, head: Head) -> Tensor:
+    def each(self, logits: Tensor, labels: Tensor, head: Head | None = None) -> Tensor:
         behind = self.offset * F.one_hot(labels, logits.shape[1]).to(logits.dtype)
         return F.cross_entropy((logits - behind) / self.temperature, labels, reduction="none")
 
@@ -80,7 +80,9 @@ class CertificateRegularisation(Loss):
         _require(self.gamma >= 0, f"gamma must be at least 0, not {self.gamma}")
         _require(self.lipschitz > 0, f"lipschitz must be above 0, not {self.lipschitz}")
 
-    def each(self, logits: Tensor, labels: Tensor, head: Head) -> Tensor:
+    def each(self, logits: Tensor, labels: Tensor, head: Head | None = None) -> Tensor:
+        if head is None:
+            raise ValueError("the loss certificate needs the head of the network: loss(logits, labels, network.head)")
         certificate = radii(logits, labels, self.lipschitz * pair_constants(head))
         return F.cross_entropy(logits, labels, reduction="none") - self.gamma * certificate.clamp_min(0)
 

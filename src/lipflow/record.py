@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from lipflow.certificate import Certificates
-from lipflow.files import filled, sync_names
+from lipflow.files import filled, sha256, sync_names
 from lipflow.frozen import Frozen
 from lipflow.frozen.linear import Map
 from lipflow.frozen.spectral import Spectral
@@ -33,12 +33,15 @@ def write(
     split: str = "",
     which: str = "",
 ) -> None:
-    """Write the certificate of some images, given as uint8 or float64, and their true labels.
+    """Write the certificate of some images, uint8 or floats, and their true labels.
 
     One that is there stays until all of the new one is on the disk; from there on, the claims go first and come last.
-    `split` says which images they are, "test" or "validation", and `which` of a run's networks it is, "final" or
-    "best": for whoever reads it.
+    `split` says which images they are, "test", "validation" or "other", and `which` of a run's networks it is, "final"
+    or "best": for whoever reads it.
     """
+    if truth.shape != (len(certificates),) or truth.is_floating_point() or len(images) != len(certificates):
+        given = f"{len(images)} images and true labels of {truth.dtype}, {tuple(truth.shape)}"
+        raise ValueError(f"{len(certificates)} certificates are of as many images and integer labels, not of {given}")
     frozen.require_untouched()  # or the constants would be of other numbers than the file
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +53,7 @@ def write(
             np.savez(file, **arrays)
 
     with filled(folder / WEIGHTS, frozen.save) as weights, filled(folder / ROWS, rows) as table:
-        digests = {WEIGHTS: _sha256(weights), ROWS: _sha256(table)}
+        digests = {WEIGHTS: sha256(weights), ROWS: sha256(table)}
         text = json.dumps(claims(frozen, certificates, digests, split, which), indent=1)
         with filled(folder / CLAIMS, lambda temporary: temporary.write_text(text)) as said:
             (folder / CLAIMS).unlink(missing_ok=True)  # a half-written certificate claims nothing
@@ -81,14 +84,6 @@ def claims(
         files=digests,
     )
     return dict(stated, digest=digest(stated))
-
-
-def _sha256(path: Path) -> str:
-    sha = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            sha.update(block)
-    return sha.hexdigest()
 
 
 def digest(stated: dict[str, Any]) -> str:

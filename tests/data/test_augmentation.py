@@ -41,6 +41,10 @@ def test_a_square_has_the_mean_colour_of_its_crop(shape, erase):
     n, (_, height, width) = 40, shape
     images, indices = noise(n, *shape), torch.arange(n)
     crops = augment(images, indices, 3, 2, pad=1)
+    if erase > min(height, width):
+        with pytest.raises(ValueError, match=f"cannot erase a square of side {erase} from {height}×{width} images"):
+            augment(images, indices, 3, 2, erase=erase)
+        return
     erased = augment(images, indices, 3, 2, pad=1, erase=erase)
     tops, lefts = (below(bits(key(p, 3, 2), indices), side) - erase // 2 for p, side in ((5, height), (6, width)))
     for i, (top, left) in enumerate(zip(tops.tolist(), lefts.tolist(), strict=True)):

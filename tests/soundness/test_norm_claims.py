@@ -61,6 +61,27 @@ def test_no_hint_proves_a_norm_that_is_too_low(seed):
         assert not accepted(held, dict(norm=low, torus=hint)), hint
 
 
+CANCELLING = {  # kernel, input, dilation: taps that meet on one pixel of the torus, with opposite signs
+    "one channel, dilated": ((1, 1, 3, 3), (4, 4), 2),
+    "three groups, dilated": ((3, 1, 3, 3), (4, 4), 2),
+    "one channel": ((1, 1, 3, 3), (2, 2), 1),
+    "wide": ((4, 1, 5, 5), (2, 2), 1),
+}
+
+
+@pytest.mark.parametrize("name", CANCELLING)
+def test_a_norm_of_nothing_but_rounding_is_accepted(name):
+    """Two programs compute a symbol that is 0 or nearly, each with its own rounding: all of what they compare."""
+    shape, size, dilation = CANCELLING[name]
+    for seed in range(20):
+        kernel = gaussian(shape, torch.Generator().manual_seed(seed))
+        kernel = kernel - kernel.flip(2, 3)
+        op = Conv2d(kernel, size, "same", "circular", dilation=dilation, groups=shape[0])
+        held, claim = claim_of(op)
+        assert claim["norm"] < 1e-11
+        assert accepted(held, claim), seed
+
+
 def test_strips_prove_what_a_torus_cannot_and_nothing_below_the_norm():
     """A 2×2 blur of 6×6 pixels: the plain torus of side 7 says 4, its value at the frequency 0."""
     op = Conv2d(torch.ones(1, 1, 2, 2, dtype=torch.float64), (6, 6), padding=((1, 0), (1, 0)))

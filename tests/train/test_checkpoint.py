@@ -1,5 +1,6 @@
 """Files: atomic, checked, and never code."""
 
+import errno
 import json
 import os
 import pickle
@@ -88,6 +89,24 @@ def test_metadata_is_checked(metadata, words, tmp_path):
     save_file({"x": torch.zeros(1)}, tmp_path / "m", header)
     with pytest.raises(ValueError, match=words):
         load_model(tmp_path / "m")
+
+
+def test_what_cannot_be_read_now_is_not_taken_for_damaged(tmp_path, monkeypatch):
+    """Going on from the one before would remove it."""
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        checkpoints.save(Checkpoint(step, {"x": torch.zeros(1)}, {}))
+
+    def failing(path):
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr("lipflow.train.checkpoint.sha256", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        checkpoints.latest()
+    monkeypatch.undo()
+    last = checkpoints.latest()
+    assert last is not None
+    assert last.step == 2
 
 
 def test_a_truncated_file_and_a_pickle_are_refused(network, tmp_path):

@@ -19,7 +19,7 @@ from lipflow.train.duration import format_duration, parse_duration
 from lipflow.train.learner import make_network
 from lipflow.train.optimiser import OPTIMISERS
 from lipflow.train.plan import Plan
-from lipflow.train.recipe import CHOICES, CPL, CPL_FAST, radius, recipe_for
+from lipflow.train.recipe import CHOICES, CPL, CPL_FAST, OF, radius, recipe_for, require_used
 from lipflow.train.run import PLACE, differences
 from lipflow.train.schedule import SCHEDULES, rate_at
 
@@ -85,6 +85,21 @@ def test_with_an_hour_cpl_fast_has_stronger_augmentation():
     assert recipe_for("cpl-s", "cifar10", "2h") is CPL, "published recipes are what was published"
     run = Run.of("cpl-fast", "cifar10", "2h")
     assert (run.budget, run.recipe) == ("2h", long)
+
+
+def test_a_number_that_nothing_looks_at_is_refused():
+    base = recipe_for("cpl-fast", "cifar10")
+    require_used(base, base)
+    require_used(replace(base, loss="multi-margin", margin=0.3), base)
+    require_used(replace(base, loss="cross-entropy"), base)
+    with pytest.raises(ValueError, match="--margin is for --loss multi-margin; this run has --loss offset-cross-entro"):
+        require_used(replace(base, margin=3.0), base)
+    with pytest.raises(
+        ValueError, match="--decay is for --schedule multistep or exponential; this run has --schedule li"
+    ):
+        require_used(replace(base, decay=0.5), base)
+    assert {name for name, _ in OF.items()} < {field.name for field in fields(Recipe)}
+    assert all(set(values) <= set(CHOICES[choice]) for choice, values in OF.values())
 
 
 def test_no_recipe_is_guessed():

@@ -4,7 +4,6 @@ attack.json    how it was attacked, and per ε which images still had their labe
 attack.npz     some images for a gallery: the strongest attack in the certified ball, and the nearest adversarial found
 """
 
-import hashlib
 import json
 import sys
 from dataclasses import asdict, dataclass, replace
@@ -74,6 +73,7 @@ def over_ranks(arguments: Attack, radii: tuple[str, ...], ranks: "Ranks") -> int
 
     from lipflow import record
     from lipflow.attack import PGD, pgd
+    from lipflow.files import sha256
     from lipflow.frozen import Frozen
     from lipflow.report.evidence import Examples, Outcome, read_certificate
     from lipflow.report.table import percent
@@ -86,7 +86,7 @@ def over_ranks(arguments: Attack, radii: tuple[str, ...], ranks: "Ranks") -> int
     names = sorted(arguments.epsilon or radii, key=radius)
     eps = [radius(name) for name in names]
     held = read_certificate(arguments.run)  # and its digest now: it may be written anew before the attack has ended
-    if hashlib.sha256(weights.read_bytes()).hexdigest() != json.loads(claims.read_text())["files"].get(record.WEIGHTS):
+    if sha256(weights) != json.loads(claims.read_text())["files"].get(record.WEIGHTS):
         raise ValueError(f"{weights} is not the network of {claims}; run `lipflow certify {arguments.run}` again")
     found = {k: torch.from_numpy(getattr(held, k)[: arguments.images]) for k in ("images", "truth", "label", "radius")}
     found |= {k: found[k].long() for k in ("truth", "label")}
@@ -147,7 +147,7 @@ def write(folder: Path, said: dict[str, Any], columns: dict[str, Any] | None = N
     import numpy as np
 
     from lipflow.attack import EXAMPLES, OUTCOMES
-    from lipflow.files import write_atomic
+    from lipflow.files import sha256, write_atomic
 
     def fill(temporary: Path) -> None:
         with temporary.open("wb") as file:
@@ -156,7 +156,7 @@ def write(folder: Path, said: dict[str, Any], columns: dict[str, Any] | None = N
     outcomes, examples = folder / OUTCOMES, folder / EXAMPLES
     if columns is not None:
         write_atomic(examples, fill)
-        said = {**said, "examples": hashlib.sha256(examples.read_bytes()).hexdigest()}
+        said = {**said, "examples": sha256(examples)}
     write_atomic(outcomes, lambda temporary: temporary.write_text(json.dumps(said)))
     if columns is None:
         examples.unlink(missing_ok=True)  # of an attack before

@@ -59,7 +59,14 @@ def certify(arguments: Certify) -> int:
         images, truth = split.images[: arguments.images], split.labels[: arguments.images]
         if not len(truth):
             raise ValueError(f"there are no {arguments.split} images of {run.data}: the run held none out")
-        if Record.read(folder).other_images(dataset, arguments.split):
+        known, of = Record.read(folder), arguments.split
+        if known.class_names and known.class_names != dataset.class_names:
+            raise ValueError(
+                f"{folder} was trained on the classes {', '.join(known.class_names)}, and these images are of "
+                f"{', '.join(dataset.class_names)}: labels would not mean the same"
+            )
+        if known.other_images(dataset, arguments.split):
+            of = "other"
             others = f"the {arguments.split} images are not those that were there when {folder} was trained"
             if arguments.data_dir is None:
                 raise ValueError(
@@ -79,9 +86,9 @@ def certify(arguments: Certify) -> int:
         certificates = over_ranks(frozen, images, ranks, kept)
         if certificates is None:
             return 0
-        record.write(folder, frozen, certificates, images, truth, arguments.split, arguments.which)
+        record.write(folder, frozen, certificates, images, truth, of, arguments.which)
         kept.forget()
-        show(certificates, truth, radii, f"{folder}: {len(truth)} {arguments.split} images of {run.data}")
+        show(certificates, truth, radii, f"{folder}: {len(truth)} {of} images of {run.data}")
         print(f"wrote {folder / record.CLAIMS}; check it with: lipflow check {folder}")
     return 0
 
@@ -118,10 +125,10 @@ def show(certificates: "Certificates", truth: "Tensor", radii: dict, title: str)
 
     right = certificates.label == truth
     table = Table("radius", "certified", "by the paper's rule", title=Text(title))
-    table.add_row("0 (clean)", *[percent(_mean(right))] * 2)
+    table.add_row("0 (clean)", *[percent(certificates.accuracy(truth))] * 2)
     for name, eps in radii.items():
-        paper = certificates.paper_radius > float(eps)
-        table.add_row(name, *(percent(_mean(right & flags)) for flags in (certificates.certified(eps), paper)))
+        paper = _mean(right & (certificates.paper_radius > float(eps)))
+        table.add_row(name, percent(certificates.accuracy(truth, eps)), percent(paper))
     both = certificates.radius, certificates.paper_radius
     table.add_row("average radius", *(f"{_mean(radius * right):.4f}" for radius in both))
     Console().print(table)

@@ -23,7 +23,7 @@ def models(arguments: Models) -> int:
         with torch.device("meta"):
             network = build(name)
         parameters = sum(p.numel() for p in network.parameters())
-        learned = [m for m in network.modules() if isinstance(m, Lipschitz) and any(True for _ in m.parameters())]
+        learned = [m for m in network.modules() if isinstance(m, Lipschitz) and any(p.ndim > 1 for p in m.parameters())]
         layers = sum(not any(other in learned for other in m.modules() if other is not m) for m in learned)
         shape = "×".join(map(str, model.in_shape))
         table.add_row(name, f"{parameters:,}", str(layers), shape, model.summary)

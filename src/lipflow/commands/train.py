@@ -20,24 +20,33 @@ class Train:
 def defaults(words: Sequence[str]) -> Train:
     """What flags that are not typed stand for: the recipe for a model, data and budget, or the run that is resumed."""
     parser = argparse.ArgumentParser(prog="lipflow train", add_help=False, allow_abbrev=False)
-    parser.add_argument("--model", default=Run.model)
-    parser.add_argument("--data", default=Run.data)
+    parser.add_argument("--model")
+    parser.add_argument("--data")
     parser.add_argument("--seed", default=Run.seed)
     parser.add_argument("--budget")
     parser.add_argument("--out")
     parser.add_argument("--resume", action="store_true")
     seen, _ = parser.parse_known_args(words)
+    model, data = seen.model or Run.model, seen.data or Run.data
     if not seen.resume:
-        return Train(Run.of(seen.model, seen.data, seen.budget))
+        if model != Run.model and seen.data is None:
+            raise ValueError(f"--model {model} needs --data, such as --data cifar10; by itself it would be {data}")
+        if data != Run.data and seen.model is None:
+            raise ValueError(f"--data {data} needs --model, such as --model cpl-fast; by itself it would be {model}")
+        return Train(Run.of(model, data, None if seen.budget == "None" else seen.budget))
     from lipflow.train.record import Record
 
-    folder = Path(seen.out) if seen.out else replace(Run.of(seen.model, seen.data), seed=seen.seed).folder
+    folder = Path(seen.out) if seen.out else replace(Run.of(model, data), seed=seen.seed).folder
     return Train(replace(Record.read(folder).run, out=folder), resume=True)
 
 
 def train(arguments: Train) -> int:
     """Run it."""
     from lipflow.train.loop import train
+    from lipflow.train.recipe import recipe_for, require_used
 
-    train(arguments.run, arguments.resume)
+    run = arguments.run
+    if not arguments.resume:
+        require_used(run.recipe, recipe_for(run.model, run.data, run.budget))
+    train(run, arguments.resume)
     return 0

@@ -39,8 +39,8 @@ def augment(
         raise ValueError(f"augment() knows the modes {', '.join(map(repr, _SOURCES))}; got {mode!r}")
     if pad < 0 or (mode == "reflect" and pad >= min(height, width)):
         raise ValueError(f"cannot {mode}-pad {height}×{width} images by {pad}; reflection needs 0 <= pad < both sides")
-    if erase < 0:
-        raise ValueError(f"cannot erase a square of side {erase}")
+    if not 0 <= erase <= min(height, width):
+        raise ValueError(f"cannot erase a square of side {erase} from {height}×{width} images")
 
     indices = indices.to(images.device)
 
@@ -60,7 +60,7 @@ def augment(
     if mode == "zeros":
         inside = _inside(rows, height)[:, :, None] & _inside(columns, width)[:, None, :]
         crops.masked_fill_(~inside[:, None], 0)
-    if erase and batch:
+    if erase:
 
         def within(purpose: int, side: int) -> Tensor:  # (batch, side)
             first = below(bits(key(purpose, seed, epoch), indices), side) - erase // 2

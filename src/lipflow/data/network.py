@@ -20,7 +20,7 @@ _REASONS = {  # where requests' own words are a page long
 def cache_dir() -> Path:
     """The folder for downloads: $LIPFLOW_DATA if set, else the user's cache (~/.cache/lipflow on Linux)."""
     if chosen := os.environ.get("LIPFLOW_DATA"):
-        return Path(chosen)
+        return Path(chosen).expanduser()
     return own_cache()
 
 

@@ -46,12 +46,10 @@ def lower(module: nn.Module, shape: Shape, name: str) -> Lowered:
     require_plain(module, name)
     if kind in _CONTAINERS:
         for child, inner in _CONTAINERS[kind](module):
-            inside = (
-                [inner] if isinstance(inner, Primitive) else lower(inner, shape, f"{name}.{child}" if name else child)
-            )
-            for p in inside:
+            place = f"{name}.{child}" if name else child
+            for p in [inner] if isinstance(inner, Primitive) else lower(inner, shape, place):
                 yield p
-                shape = out_shape(p, shape)
+                shape = out_shape(p, shape, place)
         return
     try:
         yield from _LOWER[kind](module, shape)
@@ -59,15 +57,15 @@ def lower(module: nn.Module, shape: Shape, name: str) -> Lowered:
         raise type(error)(f"{name or kind.__name__}: {error}") from error
 
 
-def out_shape(p: Primitive, shape: Shape) -> Shape:
+def out_shape(p: Primitive, shape: Shape, place: str) -> Shape:
     """The shape after a primitive, by running it on zeros."""
+    reason = ""
     try:
         if p.fits(shape):
             return tuple(p(torch.zeros(2, *shape, dtype=torch.float64)).shape[1:])
-        reason = "it does not fit"
     except (RuntimeError, IndexError) as error:
-        reason = str(error)
-    raise ValueError(f"{p.kind} ({p.shape}) does not take an input of shape {shape}: {reason}")
+        reason = f": {error}"
+    raise ValueError(f"at {place}: {p.kind} ({p.shape}) does not take an input of shape {shape}{reason}")
 
 
 def _refuse(module: nn.Module, name: str) -> str:

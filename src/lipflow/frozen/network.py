@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from lipflow.blocks.head import row_distances
-from lipflow.bound import Shape, shape_of
+from lipflow.bound import Shape, require_batch, shape_of
 from lipflow.certificate import Certificates, from_logits, require_pixels
 from lipflow.files import save_tensors, write_atomic
 from lipflow.frozen.linear import ROOM, Map, geometry_of
@@ -39,6 +39,9 @@ T = TypeVar("T")
 SCHEMA = 1
 CHUNK = 250  # images that `certify` runs at a time
 MANY = 64  # images that go through a layer together where its weights are larger than they are
+
+
+_COMPILED = "compiled, a frozen network is another program than the one that is certified"
 
 
 class Row(NamedTuple):
@@ -110,9 +113,7 @@ class Frozen(nn.Module):
 
     def receive(self, x: Tensor) -> Tensor:
         """Images as the network computes with them: float64 on the CPU, uint8 as k/255."""
-        if x.ndim != 1 + len(self.in_shape) or tuple(x.shape[1:]) != self.in_shape:
-            wanted = ", ".join(map(str, self.in_shape))
-            raise ValueError(f"this network takes images (batch, {wanted}), not {tuple(x.shape)}")
+        require_batch(x, self.in_shape)
         if x.dtype == torch.uint8:
             return x.to("cpu", torch.float64) / 255
         if not x.is_floating_point():
@@ -142,6 +143,8 @@ class Frozen(nn.Module):
         raise TypeError("Frozen is final: a subclass would be another program than the one that is certified")
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "_is_torch_compile":  # what torch.compile would leave in it
+            raise TypeError(_COMPILED)
         if name != "training":
             raise AttributeError(f"a frozen network is immutable; {name} cannot be set")
         super().__setattr__(name, value)
@@ -149,7 +152,7 @@ class Frozen(nn.Module):
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"a frozen network is immutable; {name} cannot be deleted")
 
-    compile = _refusal("compiled, a frozen network is another program than the one that is certified")
+    compile = _refusal(_COMPILED)
     register_forward_hook = register_forward_pre_hook = _refusal(
         "with a forward hook, a frozen network is another program than the one that is certified; wrap it"
     )
@@ -194,6 +197,8 @@ class Frozen(nn.Module):
         if text is None:
             raise ValueError(f"{path} is no frozen lipflow network: its metadata has no 'lipflow'")
         description = json.loads(text)
+        if "model" in description:
+            raise ValueError(f"{path} is a network that is not frozen: lipflow.freeze(lipflow.load(path))")
         if description.get("schema") != SCHEMA:
             raise ValueError(f"{path} has schema {description.get('schema')!r}; this version reads {SCHEMA}")
         primitives = [_restore(i, entry, tensors) for i, entry in enumerate(description["primitives"])]
@@ -217,6 +222,8 @@ def freeze(model: nn.Module, in_shape: Shape | None = None) -> Frozen:
     """
     if isinstance(model, Frozen):
         return model
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"freeze takes a network, such as lipflow.load(name), not {type(model).__name__}: {model!r}")
     shape = in_shape if in_shape is not None else (model.in_shape if isinstance(model, Network) else None)
     if shape is None:
         raise ValueError("freeze needs the shape of one input: freeze(model, in_shape=(channels, height, width))")
@@ -233,7 +240,11 @@ def certify(frozen: Frozen, images: Tensor) -> Certificates:
     if not isinstance(frozen, Frozen):
         raise TypeError(f"certify takes a frozen network: lipflow.freeze(model), not {type(frozen).__name__}")
     if not isinstance(images, Tensor):
-        raise TypeError(f"images are a tensor (torch.from_numpy of an array), not {type(images).__name__}")
+        raise TypeError(
+            f"images are a tensor, not {type(images).__name__}: torch.from_numpy of an array; of the batches of a "
+            "loader, Certificates.cat(certify(frozen, x) for x, _ in loader)"
+        )
+    require_batch(images, frozen.in_shape)
     frozen.require_untouched()
     require_pixels(images)
     # The method of the class, as a call could go by way of hooks that torch keeps for all modules.

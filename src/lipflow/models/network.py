@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lipflow.blocks import Head, Mirrored
-from lipflow.bound import Bound, Domain, Lipschitz, Shape, fold, fold_origin, in_order, shape_of
+from lipflow.bound import Bound, Domain, Lipschitz, Shape, fold, fold_origin, in_order, require_batch, shape_of
 from lipflow.flows.together import Hold, followed, in_chains, iterate, through
 
 
@@ -83,8 +83,7 @@ class Network(Lipschitz):
         return self.head.classes
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.ndim != 4 or tuple(x.shape[1:]) != self.in_shape:
-            raise ValueError(f"this network takes (batch, {', '.join(map(str, self.in_shape))}), not {tuple(x.shape)}")
+        require_batch(x, self.in_shape)
         x = self._unit(x)
         if torch.compiler.is_compiling():
             return self.stages(x)
@@ -114,11 +113,14 @@ class Network(Lipschitz):
 
     def _unit(self, x: Tensor) -> Tensor:
         """Pixels as floats: bytes k as k/255, in the type of the weights."""
+        tensors = chain(self.parameters(), self.buffers())
+        dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.get_default_dtype())
         if x.dtype == torch.uint8:
-            dtype = next(t.dtype for t in chain(self.parameters(), self.buffers()) if t.is_floating_point())
             return x.to(dtype) / torch.full((), 255, dtype=dtype, device=x.device)
         if not x.is_floating_point():
             raise TypeError(f"images are uint8, or floats in [0, 1], not {x.dtype}")
+        if torch.finfo(x.dtype).bits > torch.finfo(dtype).bits == 32:
+            raise TypeError(f"images are {x.dtype} and the weights {dtype}; give x.float(), or network.double()")
         return x
 
     def _sparing(self, layers: list[nn.Module], x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ def unit_circle(numerators: Tensor, denominator: int) -> tuple[Tensor, Tensor]:
 
     The angle is reduced in integers, first to a turn and then to an eighth of one, so that cos and sin are only
     asked for angles in [0, π/4]; a naive exp(iωj) errs by hundreds of u. There the angle has a relative error of
-    at most 3u, which moves cos and sin by at most 3u·π/4, and the library adds at most 4u: docs/norms.md.
+    at most 4.4u, which moves cos and sin by at most 3.5u, and the library adds at most 4u: docs/norms.md.
     """
     eighths = torch.remainder(numerators, denominator) * 8  # one turn is 8·denominator
     octant = eighths // denominator

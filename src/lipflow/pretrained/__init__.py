@@ -4,6 +4,7 @@ Each is the folder of a finished run with its weights rounded to bfloat16. The r
 certified is what is stored.
 """
 
+import difflib
 import filecmp
 import shutil
 from pathlib import Path
@@ -21,16 +22,23 @@ NAMES = tuple(sorted(folder.name for folder in _HERE.iterdir() if (folder / FINA
 def load(source: Path | str) -> Network:
     """A trained network in evaluation mode: one of ours by name, that of a finished run, or of a .safetensors file.
 
-    Nothing in the file is executed.
+    A run is named by its folder, or by its name in runs/. Nothing in the file is executed.
     """
-    path = Path(source)
-    if str(source) in NAMES and not path.exists():
-        path = _HERE / str(source)
-    if path.suffix == ".safetensors" and path.is_file():
-        return load_model(path)
-    if not path.exists():
-        raise ValueError(f"{str(source)!r} is no folder of a run, no file, and no name: there is {', '.join(NAMES)}")
-    return load_run(path)[1]
+    path = _HERE / str(source) if str(source) in NAMES and not Path(source).exists() else _found(Path(source))
+    if path.is_file() and path.suffix != ".safetensors":
+        raise ValueError(f"{path} is no .safetensors file; of a state dict, build the network and load_state_dict")
+    return load_model(path) if path.is_file() else load_run(path)[1]
+
+
+def _found(run: Path) -> Path:
+    """A folder or a file by its path, or by its name in runs/."""
+    named = Path("runs") / run
+    if run.exists() or named.exists():
+        return run if run.exists() else named
+    known = [*NAMES, *(path.name for path in Path("runs").glob("*") if path.is_dir())]
+    near = difflib.get_close_matches(str(run), known, 1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"trained networks are {', '.join(NAMES)}"
+    raise ValueError(f"there is no run {run}, here or in runs/, and no trained network of that name; {hint}")
 
 
 def folder_of(run: Path) -> Path:
@@ -38,9 +46,9 @@ def folder_of(run: Path) -> Path:
 
     The copy appears whole or not at all, also where several processes make it; another run in its place is refused.
     """
-    folder = Path("runs") / run
     if run.exists() or str(run) not in NAMES:
-        return run if run.exists() or not folder.exists() else folder
+        return _found(run)
+    folder = Path("runs") / run
     if not folder.exists():
         beside = folder.with_name(f".{run}-{uuid4().hex}")
         beside.mkdir(parents=True)

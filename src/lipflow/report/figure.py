@@ -27,7 +27,7 @@ def require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise ValueError("--figures needs matplotlib, which is not installed: pip install matplotlib") from None
+        raise ValueError("figures need matplotlib, which is not installed: pip install matplotlib") from None
 
 
 def save(runs: Sequence[Evidence], summary: Summary, folder: Path) -> list[Path]:

@@ -109,7 +109,7 @@ def _entry(run: Evidence, epsilons: Sequence[str]) -> Entry:
     of = f", first {run.part} images" if run.part else ""
     if run.certificate is not None:
         held = run.certificate
-        title = "certified, validation images" if held.split == "validation" else "certified"
+        title = "certified" if held.split in ("test", "") else f"certified, {held.split} images"
         title += ", best by validation" if held.which == "best" else ""
         lines.append(_certified(held, epsilons, "certified", title, images_of(held)))
         if of:

@@ -44,7 +44,8 @@ class Budget:
         steps = learner.ranks.agree(self._fit(0, step, elapsed, self.check))
         if steps < 1:
             raise ValueError(
-                f"--budget {self.seconds:g}s is too short: starting took {elapsed:.1f} s, and a step takes {step:.2g} s"
+                f"--budget {self.seconds:g}s is too short: starting took {elapsed:.1f} s, a step takes {step:.2g} s, "
+                f"and a validation {self.check:.2g} s (of fewer images by --validation)"
             )
         self.decided = time.monotonic()
         return steps
@@ -65,10 +66,17 @@ class Budget:
         return max(self._fit(standing.step, step, standing.elapsed, check), standing.step + 1)
 
     def _fit(self, done: int, step: float, elapsed: float, validation: float | None) -> int:
-        """T, with `done` steps behind us, of `step` seconds each; a validation never timed is taken for dear."""
+        """T, with `done` steps behind us, of `step` seconds each; a validation never timed is taken for dear.
+
+        There is a validation after each epoch and one at the end, which are one if T ends an epoch.
+        """
         check = self.batches * step if validation is None else validation
         left = (1 - ROOM) * self.seconds - elapsed - check
-        return done + int(left / (step + check / self.per_epoch))
+        ahead = self.per_epoch - done % self.per_epoch
+        if left < ahead * step + check:  # the next validation is the last
+            return done + min(ahead, int(left / step))
+        epochs, rest = divmod(left - ahead * step - check, self.per_epoch * step + check)
+        return done + ahead + int(epochs) * self.per_epoch + min(self.per_epoch, int(rest / step))
 
     def _time_check(self) -> float:
         """The time of a validation: its first batch also pays for what follows from the weights, which have changed."""

@@ -8,7 +8,6 @@ Note [how a checkpoint is written]
     digest does, and is whole if the digest fits. The last two are kept, so that one good one is there at any moment.
 """
 
-import hashlib
 import json
 import re
 import warnings
@@ -19,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lipflow.files import save_tensors, write_atomic
+from lipflow.files import save_tensors, sha256, write_atomic
 from lipflow.models import Network, build
 
 KEEP = 2
@@ -51,6 +50,8 @@ def load_model(path: Path | str) -> Network:
     tensors, metadata = _read(Path(path))
     try:
         recipe = json.loads(metadata.get("lipflow", "null"))
+        if isinstance(recipe, dict) and "primitives" in recipe:
+            raise ValueError("it is a frozen network: lipflow.Frozen.load(path)")
         if not isinstance(recipe, dict) or {k: type(v) for k, v in recipe.items()} != _FIELDS:
             raise ValueError(f"its metadata is not that of a lipflow model: {str(recipe)[:200]}")
         if recipe["format"] != FORMAT:
@@ -93,7 +94,7 @@ class Checkpoints:
         tensors = {name: _plain(tensor) for name, tensor in checkpoint.tensors.items()}
         metadata = {"lipflow": json.dumps({"step": checkpoint.step, "numbers": checkpoint.numbers})}
         write_atomic(path, lambda temporary: save_tensors(tensors, temporary, metadata))
-        line = f"{_sha256(path)}  {path.name}\n"
+        line = f"{sha256(path)}  {path.name}\n"
         write_atomic(digest, lambda temporary: temporary.write_text(line))
         for step in self.steps()[KEEP:]:
             self._remove(step)
@@ -103,7 +104,7 @@ class Checkpoints:
         path, digest = self._paths(step)
         if not path.is_file():
             raise ValueError(f"{path} is missing")
-        if digest.read_bytes().split() != [_sha256(path).encode(), path.name.encode()]:
+        if digest.read_bytes().split() != [sha256(path).encode(), path.name.encode()]:
             raise ValueError(f"{path} does not have the digest in {digest.name}: it is damaged or was changed")
         tensors, metadata = _read(path)
         state = json.loads(metadata["lipflow"])
@@ -117,7 +118,7 @@ class Checkpoints:
         for step in self.steps():
             try:
                 checkpoint = self.load(step)
-            except (ValueError, TypeError, KeyError, OSError) as error:
+            except (ValueError, TypeError, KeyError) as error:  # and what cannot be read now may be whole
                 wrong.append(str(error))
                 continue
             for message in wrong:
@@ -159,11 +160,3 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

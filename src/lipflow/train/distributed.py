@@ -129,7 +129,7 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     try:
         torch.empty(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        why, *_ = str(error).split("\n")
+        why = str(error).split("\n")[0].split(". ")[0]
         raise ValueError(f"--device {name} cannot be used here: {why}") from None
     return device
 

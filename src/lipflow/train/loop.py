@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -251,8 +251,10 @@ def _stored(run: Run) -> Record:
 def _ended(folder: Path, stored: Record, ranks: Ranks) -> Result:
     if ranks.first:
         print(f"{folder} has ended already: {folder / FINAL}")
-    last = Checkpoints(folder / "checkpoints").latest()
-    validation = Standing.from_json(last.numbers).validation if last else None
+    validation = None
+    with suppress(ValueError, OSError):  # the network is whole, whatever became of its checkpoints
+        if last := Checkpoints(folder / "checkpoints").latest():
+            validation = Standing.from_json(last.numbers).validation
     return Result(folder, load_run(folder)[1], validation, stored.exact)
 
 

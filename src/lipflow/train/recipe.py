@@ -66,6 +66,7 @@ class Recipe:
             if getattr(self, name) not in choices:
                 raise ValueError(f"--{flag(name)} is one of {', '.join(choices)}, not {getattr(self, name)!r}")
         at_least = {"lr": 0, "weight_decay": 0, "epochs": 1, "batch_size": 1, "pad": 0, "erase": 0, "threads": 0}
+        at_least |= {"momentum": 0, "decay": 0}
         for name, least in at_least.items():
             if not getattr(self, name) >= least:
                 raise ValueError(f"--{flag(name)} must be at least {least}, not {getattr(self, name)}")
@@ -75,6 +76,29 @@ class Recipe:
             raise ValueError("--radii needs at least one radius, such as 36/255")
         for text in self.radii:
             radius(text)
+
+
+# Which choice a number belongs to: with another one it says nothing.
+OF: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "margin": ("loss", ("multi-margin",)),
+    "offset": ("loss", ("offset-cross-entropy",)),
+    "temperature": ("loss", ("offset-cross-entropy",)),
+    "gamma": ("loss", ("certificate",)),
+    "momentum": ("optimiser", ("sgd",)),
+    "nesterov": ("optimiser", ("sgd",)),
+    "milestones": ("schedule", ("multistep",)),
+    "decay": ("schedule", ("multistep", "exponential")),
+}
+
+
+def require_used(recipe: Recipe, base: Recipe) -> None:
+    """Refuse numbers that were changed from those of `base`, and that the choices of `recipe` do not look at."""
+    for name, (choice, values) in OF.items():
+        chosen = getattr(recipe, choice)
+        if getattr(recipe, name) != getattr(base, name) and chosen not in values:
+            raise ValueError(
+                f"--{flag(name)} is for --{choice} {' or '.join(values)}; this run has --{choice} {chosen}"
+            )
 
 
 def flag(name: str) -> str:

@@ -22,6 +22,8 @@ def _parse_sizes(words: list[str]) -> dict[str, Size]:
         name, equals, value = word.partition("=")
         if not (name.isidentifier() and equals and value):
             raise ValueError(f"a size is written as NAME=VALUE, such as depth=4, not {word!r}")
+        if name in sizes:
+            raise ValueError(f"the size {name} is given twice")
         try:
             literal = ast.literal_eval(value)
             sizes[name] = list(literal) if isinstance(literal, tuple) else literal
@@ -65,7 +67,7 @@ class Run:
     device: str = "auto"
     """cpu, cuda, cuda:1, … ; auto takes a GPU where there is one."""
     budget: str | None = None
-    """End the schedule within this time (90s, 30m, 1h30m), by its speed; 1h or more changes cpl-fast's recipe."""
+    """End the schedule within this time (90s, 30m, 1h30m), by the measured speed; cpl-fast changes its recipe at 1h."""
     checkpoint_activations: bool = False
     """Spare memory: keep the activations of about √n of n layers, and compute the others again (more time)."""
     checkpoint_every: str = "5m"

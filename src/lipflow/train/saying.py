@@ -16,11 +16,12 @@ MATTERS = ("lipflow", "commit", "torch", "machine", "processor", "device", "thre
 def opening(record: Record, learner: Learner, data: Dataset, standing: Standing) -> str:
     """What is trained, on what, where; and, of a run that goes on, what is not as it was."""
     run, steps, parameters = learner.run, record.steps, sum(p.numel() for p in learner.network.parameters())
+    epochs = steps / learner.steps_per_epoch
     where = f"{learner.ranks.device}" + (f" × {learner.ranks.world}" if learner.ranks.world > 1 else "")
     lines = [
         f"{run.model} on {data.name}: {parameters:,} parameters; {len(data.train)} training and "
         f"{len(data.validation)} validation images; "
-        f"{steps} steps ({steps / learner.steps_per_epoch:.4g} epochs) on {where}"
+        f"{steps} steps ({epochs:.4g} epoch{'' if epochs == 1 else 's'}) on {where}"
     ]
     if run.budget:
         lines.append(f"the number of steps is fitted to the budget of {run.budget} as the run goes on")
@@ -45,6 +46,7 @@ def closing(learner: Learner, standing: Standing, found: Accuracy | None) -> str
         lines.append(f"{folder / BEST} is the best by that estimate, of epoch {standing.best_epoch}")
     if found is not None:
         lines.append(f"on {found.images} validation images, by the frozen final network: {found.told('exact')}")
+    lines.append(f"next: lipflow certify {folder}")
     return "\n".join(lines)
 
 

@@ -65,7 +65,7 @@ class Scribe:
         if validation is not None:
             line += f"  {validation.told('estimated')}"
             values = {"validation": {"clean": validation.clean, "certified_estimated": validation.certified}}
-            if validation.score > self.standing.best:
+            if validation.score >= self.standing.best:  # of equals the later one, which has learned longer
                 self.standing.best, self.standing.best_epoch = validation.score, epoch + 1
                 save_model(self.learner.network, self.folder / BEST)
         seconds = round(self.standing.seconds, 3)
