@@ -99,13 +99,13 @@ def test_flags_start_from_the_recipe_of_the_model():
 
     assert parsed() == Run()
     assert parsed("--model", "cpl-s", "--data=cifar10") == Run.of("cpl-s", "cifar10")
-    run = parsed(
-        "--model", "cpl-s", "--lr", "0.5", "--no-flip", "--sizes", "depth=3", "h=0.1", "sigma=tanh", "lln=True"
-    )
+    words = "--model cpl-s --data digits --lr 0.5 --no-flip --sizes depth=3 h=0.1 sigma=tanh lln=True"
+    run = parsed(*words.split())
     assert (run.recipe.lr, run.recipe.flip, run.recipe.margin) == (0.5, False, 0.7)
     assert run.sizes == {"depth": 3, "h": 0.1, "sigma": "tanh", "lln": True}
     assert parsed("--model", "cpl-fast", "--data", "cifar10", "--budget=2h") == Run.of("cpl-fast", "cifar10", "2h")
     assert parsed("--model", "cpl-fast", "--data", "cifar10", "--budget=2h", "--erase", "0").recipe.erase == 0
+    assert parsed("--budget", "None").budget is None
     assert parsed("--radii", "1/10", "0.5").recipe.radii == ("1/10", "0.5")
 
 
@@ -118,12 +118,21 @@ def test_flags_start_from_the_recipe_of_the_model():
         (["trian"], "there is no command 'trian'; did you mean train?"),
         (["x"], f"there is no command 'x'; there are {', '.join(cli.COMMANDS)}"),
         (["train", "--model", "resnet"], "there is no recipe for a model 'resnet'"),
-        (["train", "--model", "cpl-xxl", "--out", "OUT"], "there is no model 'cpl-xxl'"),
-        (["train", "--data", "mnist", "--out", "OUT"], "no dataset is called 'mnist'"),
+        (["train", "--model", "cpl-xxl", "--data", "digits", "--out", "OUT"], "there is no model 'cpl-xxl'"),
+        (["train", "--model", "cpl-fast", "--data", "mnist", "--out", "OUT"], "no dataset is called 'mnist'"),
+        (["train", "--model", "cpl-fast"], "--model cpl-fast needs --data, such as --data cifar10; without it"),
+        (["train", "--data", "cifar10"], "--data cifar10 needs --model, such as --model cpl-fast; without it"),
+        (["train", "--gamma", "2"], "--gamma is for --loss certificate; this run has --loss multi-margin"),
+        (["certify", "OUT"], "here or in runs/, and no trained network of that name; trained networks are"),
+        (["attack", "cpl-fast"], "did you mean cpl-fast-cifar10?"),
+        (["check", "OUT"], "here or in runs/"),
         (["train", "--sizes", "dept=3", "--out", "OUT"], "cpl-digits has no size 'dept'; it has channels"),
         (["train", "--budget", "soon"], "a duration is written as 90s, 30m, 2h or 1h30m, not 'soon'"),
         (["train", "--resume", "--out", "OUT"], "holds no run"),
-        (["train", "--data", "cifar10", "--data-dir", "OUT", "--out", "OUT"], "does not exist; check --data-dir"),
+        (
+            ["train", "--model", "cpl-s", "--data", "cifar10", "--data-dir", "OUT", "--out", "OUT"],
+            "does not exist; check --data-dir",
+        ),
         (["data", "mnist"], "no dataset is called 'mnist'"),
     ],
 )

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -163,7 +164,13 @@ def test_images_that_changed_since_the_training_are_not_certified_unawares(tmp_p
     assert cli.main(["certify", folder]) == 2
     assert "the test images are not those that were there when" in capsys.readouterr().err
     assert cli.main(["certify", folder, *where]) == 0
-    assert "the test images are not those that were there when" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "the test images are not those that were there when" in out
+    assert "other images of folder" in out
+    assert json.loads(Path(folder, "certificate.json").read_text())["split"] == "other"
+    (tmp_path / "images" / "a").rename(tmp_path / "images" / "z")
+    assert cli.main(["certify", folder, *where]) == 2, "b would be the first class now"
+    assert "was trained on the classes a, b, and these images are of b, z" in capsys.readouterr().err
 
 
 def test_a_gallery_is_attacked_inside_and_outside_of_its_balls(run):

@@ -69,6 +69,27 @@ def test_advice_is_what_freeze_takes():
         lipflow.freeze(lipflow.Assume(nn.ReLU(), 1.0), in_shape=(4,))
 
 
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (nn.Softmax(1), "leave it out, as labels, losses and certificates are of scores"),
+        (nn.DataParallel(nn.Linear(4, 2)), "give the network inside, model.module"),
+        (nn.ModuleList([nn.Linear(4, 2)]), r"make a chain of it, nn.Sequential\(\*modules\)"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_to_do_is_said(module, words):
+    for refuses in (lipflow.freeze, lambda m, in_shape: lipflow.lipschitz_bound(m, in_shape=in_shape)):
+        with pytest.raises(TypeError, match=words):
+            refuses(module, in_shape=(4,))
+
+
+def test_a_layer_that_does_not_fit_is_named_by_its_place():
+    chain = nn.Sequential(nn.Flatten(), nn.Sequential(nn.ReLU(), nn.Linear(60, 3)))
+    with pytest.raises(ValueError, match=r"^at 1.1: affine \(60 → 3\) does not take an input of shape \(64,\)$"):
+        lipflow.freeze(chain, in_shape=(1, 8, 8))
+
+
 def test_a_bound_without_a_primitive_is_said_to_be_that():
     shuffle = nn.Sequential(nn.PixelShuffle(2), nn.Flatten())
     assert lipflow.lipschitz_bound(shuffle).lipschitz == 1

@@ -290,10 +290,35 @@ def test_what_is_no_shape_is_quoted(shape):
 
 def test_what_is_no_tensor_is_quoted():
     frozen = lipflow.freeze(nn.Sequential(nn.Linear(4, 2)), in_shape=(4,))
-    with pytest.raises(TypeError, match=r"images are a tensor .* not list"):
+    with pytest.raises(
+        TypeError, match=r"images are a tensor, not list: .*; of the batches of a loader, Certificates.cat"
+    ):
         lipflow.certify(frozen, [[0.0] * 4])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"freeze takes a network, such as lipflow.load\(name\), not str: 'cpl-fast"):
+        lipflow.freeze("cpl-fast-cifar10")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"not a tensor \(of images x it is x.shape\[1:\]\)"):
+        lipflow.freeze(nn.Sequential(nn.Linear(4, 2)), in_shape=torch.rand(2, 4))  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"a radius is a number .* not None"):
         lipflow.certify(frozen, torch.rand(1, 4)).certified(None)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("shape", "hint"),
+    [
+        ((), r"not \(\)$"),
+        ((3, 4, 6), r"not \(3, 4, 6\); one image is a batch of one, x\[None\]$"),
+        ((2, 4, 6, 3), r"not \(2, 4, 6, 3\); channels come first, x.permute\(0, 3, 1, 2\)$"),
+        ((2, 1, 4, 6), r"not \(2, 1, 4, 6\)$"),
+        ((2, 72), r"not \(2, 72\)$"),
+    ],
+    ids=str,
+)
+def test_images_of_another_shape_are_told_how_to_fit(shape, hint):
+    live = lipflow.build("cpl", classes=2, in_shape=(3, 4, 6), channels=3, depth=1, inner=2, pool=2, features=2)
+    frozen, x = lipflow.freeze(live), torch.zeros(shape)
+    for program in (live, frozen, lambda x: lipflow.certify(frozen, x)):
+        with pytest.raises(ValueError, match=r"takes images \(batch, 3, 4, 6\), " + hint):
+            program(x)
 
 
 def test_a_digest_is_of_every_number():

@@ -7,6 +7,14 @@ import lipflow
 from tests import contract
 
 
+def test_images_of_more_digits_than_the_weights_are_refused():
+    network = lipflow.build("cpl-digits", 3, (1, 4, 4), channels=2, depth=1, inner=2, features=2)
+    with pytest.raises(TypeError, match=r"images are torch.float64 and the weights torch.float32; give x.float\(\)"):
+        network(torch.rand(2, 1, 4, 4, dtype=torch.float64))
+    assert network(torch.rand(2, 1, 4, 4)).dtype == torch.float32
+    assert network.double()(torch.rand(2, 1, 4, 4, dtype=torch.float64)).dtype == torch.float64
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("training", [False, True])
 def test_bytes_are_read_as_255ths(dtype, training):

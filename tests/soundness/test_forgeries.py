@@ -266,6 +266,7 @@ ANOTHER_PROGRAM = {
     "a hook": lambda f: f.register_forward_hook(lambda module, args, output: 100 * output),
     "a hook before": lambda f: f.register_forward_pre_hook(lambda module, args: (100 * args[0],)),
     "compiled": lambda f: f.compile(backend="eager"),
+    "compiled by torch": lambda f: torch.compile(f, backend="eager")(torch.rand(2, 4)),
     "a subclass": lambda f: type("Mine", (lipflow.Frozen,), dict(forward=lambda self, x: 100 * x)),
 }
 

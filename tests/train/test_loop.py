@@ -248,6 +248,9 @@ def test_a_resumed_run_must_be_the_same(tmp_path, capsys):
         train(replace(run, seed=3, recipe=replace(run.recipe, lr=0.5)), resume=True)
     assert train(run, resume=True).validation is not None
     assert "has ended already" in capsys.readouterr().out
+    for path in (run.folder / "checkpoints").glob("*.safetensors"):
+        path.write_bytes(b"damaged")
+    assert train(run, resume=True).validation is None, "its network is whole all the same"
     (run.folder / "run.json").write_text("{}")
     with pytest.raises(ValueError, match="is not a record of a run"):
         train(run, resume=True)

@@ -29,15 +29,22 @@ def defaults(words: Sequence[str]) -> Train:
     seen, _ = parser.parse_known_args(words)
     model, data = seen.model or Run.model, seen.data or Run.data
     if not seen.resume:
-        if model != Run.model and seen.data is None:
-            raise ValueError(f"--model {model} needs --data, such as --data cifar10; by itself it would be {data}")
-        if data != Run.data and seen.model is None:
-            raise ValueError(f"--data {data} needs --model, such as --model cpl-fast; by itself it would be {model}")
-        return Train(Run.of(model, data, None if seen.budget == "None" else seen.budget))
+        published = Run.of(model, data, None if seen.budget == "None" else seen.budget)
+        if not {"-h", "--help"} & set(words):
+            _require_both(seen.model, seen.data)
+        return Train(published)
     from lipflow.train.record import Record
 
     folder = Path(seen.out) if seen.out else replace(Run.of(model, data), seed=seen.seed).folder
     return Train(replace(Record.read(folder).run, out=folder), resume=True)
+
+
+def _require_both(model: str | None, data: str | None) -> None:
+    """Refuse a model for the data that are ours by default, and data for the model that is: few would mean it."""
+    if data is None and model not in (None, Run.model):
+        raise ValueError(f"--model {model} needs --data, such as --data cifar10; without it, it would be {Run.data}")
+    if model is None and data not in (None, Run.data):
+        raise ValueError(f"--data {data} needs --model, such as --model cpl-fast; without it, it would be {Run.model}")
 
 
 def train(arguments: Train) -> int:

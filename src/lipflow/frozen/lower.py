@@ -48,8 +48,8 @@ def lower(module: nn.Module, shape: Shape, name: str) -> Lowered:
         for child, inner in _CONTAINERS[kind](module):
             place = f"{name}.{child}" if name else child
             for p in [inner] if isinstance(inner, Primitive) else lower(inner, shape, place):
-                yield p
                 shape = out_shape(p, shape, place)
+                yield p
         return
     try:
         yield from _LOWER[kind](module, shape)
