@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from numbers import Real
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,7 @@ from lipflow.data.counter import key
 from lipflow.rounding import TINY, exactly, gamma, sqrt_up, up
 
 Model = Callable[[Tensor], Tensor]
-Radius = Real | float | str | Tensor  # one for all images, or a tensor with one an image  # (n,)
+Radius = Fraction | float | str | Tensor  # one for all images, or a tensor with one an image  # (n,)
 
 OUTCOMES, EXAMPLES = "attack.json", "attack.npz"  # what `lipflow attack` leaves in the folder of a run
 
@@ -92,7 +91,7 @@ def pgd(
     attack = PGD() if attack is None else attack
     x = _receive(model, images, labels)
     indices = torch.arange(len(x)) if indices is None else indices
-    several = [epsilons] if isinstance(epsilons, Real | float | str | Tensor) else epsilons
+    several = epsilons if isinstance(epsilons, Sequence) and not isinstance(epsilons, str) else [epsilons]
     radii = [_radii(eps, len(x)) for eps in several]
     if not radii or any(list(column) != sorted(column) for column in zip(*radii, strict=True)):
         raise ValueError("give at least one ε, in increasing order: what breaks a smaller ball breaks a larger one")
@@ -289,8 +288,7 @@ def _receive(model: Model, images: Tensor, labels: Tensor) -> Tensor:
 
 
 def _radii(eps: Radius, count: int) -> list[Fraction]:
-    each = isinstance(eps, Tensor) and eps.ndim > 0
-    values = [Fraction(e) for e in eps.tolist()] if each else [exactly(eps)] * count  # pyright: ignore[reportArgumentType]
+    values = [Fraction(e) for e in eps.tolist()] if isinstance(eps, Tensor) and eps.ndim else [exactly(eps)] * count
     if len(values) != count or any(v < 0 for v in values):
         raise ValueError(f"a radius is at least 0, and one for all images or one for each of the {count}, not {eps}")
     return values
