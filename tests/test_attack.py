@@ -1,6 +1,7 @@
 """The attack: really L2, really inside of its ball, the same however it is batched, and strong enough to matter."""
 
 import math
+from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -164,6 +165,14 @@ def test_a_model_that_does_not_depend_on_its_input():
     with pytest.warns(UserWarning, match="no gradient in the images: this attack is a random search"):
         found = pgd(lambda z: constant.expand(len(z), 2), _images(3), torch.zeros(3, dtype=torch.int64), [1])
     assert not bool(found.success.any())
+
+
+@pytest.mark.parametrize(
+    "several", [np.array([0.25, 0.5]), iter([0.25, 0.5]), (0.25, Decimal("0.5")), {0.25: 1, 0.5: 2}]
+)
+def test_several_radii_may_come_in_any_way(several):
+    x, y = _images(3), torch.zeros(3, dtype=torch.int64)
+    assert torch.equal(pgd(_undefended(), x, y, several).images, pgd(_undefended(), x, y, ["1/4", "1/2"]).images)
 
 
 @pytest.mark.parametrize("one", [0.25, "1/4", Fraction(1, 4), np.float32(0.25), torch.tensor(0.25)])

@@ -90,15 +90,16 @@ def test_what_is_no_radius_is_refused(eps):
 @pytest.mark.parametrize(
     ("value", "hint"),
     [
-        (156.0, r"contain 156 \(divide them by 255, or"),
-        (-0.5, r"contain -0.5 \(to subtract a mean"),
-        (math.nan, "nan$"),
+        ([0.0, 156.0, 3.0], r"contain 156.0 \(divide them by 255, or"),
+        ([1.5, 0.0, -0.5], r"contain 1.5 \(to subtract a mean"),
+        ([1.0, 1 + 2**-20, 0.0], r"contain 1.0000009536743164 \(clamp them"),
+        ([0.0, math.nan, 7.0], "nan$"),
     ],
 )
 def test_pixels_that_are_none_are_refused_with_a_hint(value, hint):
     frozen = lipflow.freeze(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), in_shape=(1, 2, 2))
     with pytest.raises(ValueError, match=hint):
-        lipflow.certify(frozen, torch.full((1, 1, 2, 2), value))
+        lipflow.certify(frozen, torch.tensor([*value, 0.5]).reshape(1, 1, 2, 2))
 
 
 def test_certified_is_exact_at_the_boundary():

@@ -250,6 +250,9 @@ def test_a_certificate_without_a_run_is_attacked(tmp_path, capsys):
     assert cli.main(["attack", str(tmp_path), "--steps", "1", "--gallery", "0"]) == 0
     assert list(json.loads((tmp_path / "attack.json").read_text())["standing"]) == ["36/255", "72/255", "108/255"]
     assert cli.main(["attack", str(tmp_path / "none")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+    (tmp_path / "none").mkdir()
+    assert cli.main(["attack", str(tmp_path / "none")]) == 2
     assert "holds no certificate" in capsys.readouterr().err
 
 
@@ -303,7 +306,7 @@ def test_no_certificate_is_no_rejection(name, tmp_path, monkeypatch, capsys):
     said = capsys.readouterr()
     assert not said.out
     assert said.err.startswith("lipflow: there is no certificate in ")
-    assert said.err.endswith(f"{name}: lipflow certify {name}\n")
+    assert said.err.endswith(f": lipflow certify {name}\n")
 
 
 def test_the_command_checks_without_torch(run):

@@ -67,8 +67,11 @@ def test_a_folder_and_a_file_load_as_well(tmp_path, run_folder):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("cpl-fast", f"no run cpl-fast, here or in runs/, and no trained network of that name; did you mean {NAME}?"),
-        ("nowhere.safetensors", f"there is no run nowhere.safetensors.*trained networks are {NAME}"),
+        (
+            "cpl-fast",
+            f"no folder cpl-fast, here or in runs/, and no trained network of that name; did you mean {NAME}?",
+        ),
+        ("nowhere.safetensors", f"there is no folder nowhere.safetensors.*trained networks are {NAME}"),
         ("", "holds no run"),
         ("w.pt", "w.pt is no .safetensors file; of a state dict, build the network"),
     ],
@@ -149,7 +152,7 @@ def test_a_run_is_found_by_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     assert pretrained.folder_of(Path("mine")) == Path("runs/mine")
-    with pytest.raises(ValueError, match="there is no run other, here or in runs/"):
+    with pytest.raises(ValueError, match="there is no folder other, here or in runs/"):
         pretrained.folder_of(Path("other"))
     (tmp_path / "mine").mkdir()
     assert pretrained.folder_of(Path("mine")) == Path("mine")

@@ -1,6 +1,7 @@
 """The laws of directed rounding, against exact rationals."""
 
 import math
+from decimal import Decimal
 from fractions import Fraction
 
 import pytest
@@ -14,6 +15,7 @@ from lipflow.rounding import (
     add_up,
     digits_up,
     down,
+    exactly,
     gamma,
     mul_up,
     norm_up,
@@ -189,3 +191,11 @@ def test_zero_has_no_power_of_two():
 def test_a_bound_is_not_shown_smaller_than_it_is(bound, digits):
     shown = float(f"{digits_up(bound, digits):.{digits}g}")
     assert bound <= shown <= bound * (1 + 10.0 ** (1 - digits))
+
+
+@pytest.mark.parametrize(
+    ("value", "exact"),
+    [("36/255", Fraction(36, 255)), (Decimal("0.1"), Fraction(1, 10)), (0.1, Fraction(0.1)), (2**60 + 1, 2**60 + 1)],
+)
+def test_a_number_is_taken_as_it_is_written_or_stored(value, exact):
+    assert exactly(value) == exact

@@ -10,10 +10,11 @@ towards x by a hair and judged anew.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +77,7 @@ def pgd(
     model: Model,
     images: Tensor,
     labels: Tensor,
-    epsilons: Sequence[Radius] | Radius,
+    epsilons: Iterable[Radius] | Radius,
     attack: PGD | None = None,
     indices: Tensor | None = None,
 ) -> Attacked:
@@ -91,7 +92,8 @@ def pgd(
     attack = PGD() if attack is None else attack
     x = _receive(model, images, labels)
     indices = torch.arange(len(x)) if indices is None else indices
-    several = epsilons if isinstance(epsilons, Sequence) and not isinstance(epsilons, str) else [epsilons]
+    many = isinstance(epsilons, Iterable) and not isinstance(epsilons, str | Tensor)
+    several: Any = epsilons if many else [epsilons]
     radii = [_radii(eps, len(x)) for eps in several]
     if not radii or any(list(column) != sorted(column) for column in zip(*radii, strict=True)):
         raise ValueError("give at least one ε, in increasing order: what breaks a smaller ball breaks a larger one")
@@ -283,7 +285,7 @@ def _receive(model: Model, images: Tensor, labels: Tensor) -> Tensor:
         raise TypeError(f"attacks are on pixels: uint8, or floats in [0, 1], not {images.dtype}")
     inside = (images >= 0) & (images <= 1)  # false for NaN
     if not bool(inside.all()):
-        raise ValueError(f"attacks are on pixels: uint8, or floats in [0, 1], not {images[~inside][0].item():g}")
+        raise ValueError(f"attacks are on pixels: uint8, or floats in [0, 1], not {images[~inside][0].item()}")
     return images.detach().to(dtype)
 
 

@@ -127,6 +127,11 @@ def shape_of(in_shape: Shape) -> Shape:
 
 def require_batch(x: Tensor, in_shape: Shape) -> None:
     """Refuse what is no batch of inputs of a shape, and say how it becomes one."""
+    if not isinstance(x, Tensor):
+        kind = type(x).__name__
+        raise TypeError(
+            f"images are a tensor, not {kind}: torch.from_numpy of an array, one batch of a loader at a time"
+        )
     shape = tuple(x.shape)
     if shape[1:] == in_shape and shape:
         return
@@ -338,7 +343,8 @@ INSTEAD: dict[type, str] = {
     ),
     **dict.fromkeys((nn.Softmax, nn.LogSoftmax), "leave it out, as labels, losses and certificates are of scores"),
     **dict.fromkeys((nn.DataParallel, nn.parallel.DistributedDataParallel), "give the network inside, model.module"),
-    **dict.fromkeys((nn.ModuleList, nn.ModuleDict), "make a chain of it, nn.Sequential(*modules)"),
+    nn.ModuleList: "make a chain of it, nn.Sequential(*modules)",
+    nn.ModuleDict: "make a chain of it, nn.Sequential(*modules.values())",
     nn.AdaptiveAvgPool2d: "use lipflow.blocks.AvgPool(k), with k the side of its input",
     nn.ConvTranspose2d: "use lipflow.cpl_conv, which applies a convolution and its transpose",
 }

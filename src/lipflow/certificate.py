@@ -71,11 +71,18 @@ def require_pixels(images: Tensor) -> None:
         return
     inside = (images >= 0) & (images <= 1)  # false for NaN
     if not bool(inside.all()):
-        bad = images[~inside].flatten()[0].item()
-        above = "divide them by 255, or give them as uint8"
-        below = "to subtract a mean is the network's part: lipflow.blocks.Center"
-        hint = f" ({above if bad > 1 else below})" if math.isfinite(bad) else ""
-        raise ValueError(f"certificates are for pixels in [0, 1] (or uint8); these images contain {bad:g}{hint}")
+        bad = images[~inside][0].item()
+        raise ValueError(f"certificates are for pixels in [0, 1] (or uint8); these images contain {bad}{_hint(images)}")
+
+
+def _hint(images: Tensor) -> str:
+    """How images that leave [0, 1] may come back to it."""
+    least, greatest = float(images.min()), float(images.max())
+    if not (math.isfinite(least) and math.isfinite(greatest)):
+        return ""
+    if least < -0.01:
+        return " (to subtract a mean is the network's part: lipflow.blocks.Center)"
+    return " (divide them by 255, or give them as uint8)" if greatest > 2 else " (clamp them: x.clamp(0, 1))"
 
 
 def from_logits(logits: Tensor, pair_bounds: Tensor, rounding: float) -> Certificates:

@@ -10,8 +10,9 @@ covers every underflow, flush-to-zero included.
 """
 
 import math
-from decimal import ROUND_CEILING, Context
+from decimal import ROUND_CEILING, Context, Decimal
 from fractions import Fraction
+from numbers import Rational
 from typing import SupportsFloat
 
 import torch
@@ -33,7 +34,7 @@ def gamma(n: int) -> Fraction:
 def exactly(value: SupportsFloat | str) -> Fraction:
     """A number as it is written, "36/255", or as it is stored: a float's own value, be it of Python, NumPy or torch."""
     try:
-        return Fraction(value if isinstance(value, Fraction | int | float | str) else float(value))
+        return Fraction(value if isinstance(value, Rational | Decimal | float | str) else float(value))
     except (TypeError, ValueError, OverflowError, ZeroDivisionError, RuntimeError):
         raise ValueError(f"a radius is a number such as 36/255 or 0.25, not {value!r}") from None
 

@@ -74,6 +74,7 @@ def test_advice_is_what_freeze_takes():
     [
         (nn.Softmax(1), "leave it out, as labels, losses and certificates are of scores"),
         (nn.DataParallel(nn.Linear(4, 2)), "give the network inside, model.module"),
+        (nn.ModuleDict({"a": nn.Linear(4, 2)}), r"make a chain of it, nn.Sequential\(\*modules.values\(\)\)"),
         (nn.ModuleList([nn.Linear(4, 2)]), r"make a chain of it, nn.Sequential\(\*modules\)"),
     ],
     ids=lambda value: type(value).__name__,

@@ -61,10 +61,8 @@ def certify(arguments: Certify) -> int:
             raise ValueError(f"there are no {arguments.split} images of {run.data}: the run held none out")
         known, of = Record.read(folder), arguments.split
         if known.class_names and known.class_names != dataset.class_names:
-            raise ValueError(
-                f"{folder} was trained on the classes {', '.join(known.class_names)}, and these images are of "
-                f"{', '.join(dataset.class_names)}: labels would not mean the same"
-            )
+            theirs, ours = (", ".join(names[:9]) for names in (dataset.class_names, known.class_names))
+            raise ValueError(f"{folder} was trained on the classes {ours}, and these images are of {theirs}")
         if known.other_images(dataset, arguments.split):
             of = "other"
             others = f"the {arguments.split} images are not those that were there when {folder} was trained"

@@ -94,8 +94,8 @@ def show(summary: "Summary") -> None:
 
 
 def _with_runs(folders: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Those that hold a run, and a word on the others; all of them if none does or one is not there, to be refused."""
-    empty = [folder for folder in folders if folder.exists() and not (folder / "run.json").is_file()]
+    """Those that hold a run, and a word on the others; all of them if none does, to be refused."""
+    empty = [folder for folder in folders if not (folder / "run.json").is_file()]
     if len(empty) == len(folders):
         return folders
     for folder in empty:

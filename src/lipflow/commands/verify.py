@@ -20,8 +20,7 @@ def check(arguments: Check) -> int:
 
     run, named = arguments.run, Path("runs") / arguments.run
     run = named if named.exists() and not run.exists() else run
-    if not run.exists():
-        raise ValueError(f"there is no folder {arguments.run}, here or in runs/")
     if not (run / "certificate.json").exists():
-        raise ValueError(f"there is no certificate in {run}: lipflow certify {arguments.run}")
+        here = "" if run.exists() else ", and no folder of that name here or in runs/"
+        raise ValueError(f"there is no certificate in {run}{here}: lipflow certify {arguments.run}")
     return main([str(run), *(["--full"] if arguments.full else [])])

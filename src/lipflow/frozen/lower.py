@@ -21,6 +21,7 @@ from lipflow.bound import (
     operator_of,
     require_plain,
     require_vectors,
+    shape_of,
 )
 from lipflow.flows import Flow
 from lipflow.flows import cell as cells
@@ -36,6 +37,19 @@ from lipflow.rounding import TINY, down
 
 Lowered = Iterator[Primitive]
 Module = TypeVar("Module", bound=nn.Module)
+
+
+def shape_for(model: nn.Module, in_shape: Shape | None) -> Shape:
+    """The shape of one input of a model: its own if it was built for one, or the one that is given."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"freeze takes a network, such as lipflow.load(name), not {type(model).__name__}: {model!r}")
+    shape = in_shape if in_shape is not None else (model.in_shape if isinstance(model, Network) else None)
+    if shape is None:
+        raise ValueError("freeze needs the shape of one input: freeze(model, in_shape=(channels, height, width))")
+    shape = shape_of(shape)
+    if isinstance(model, Network) and shape != model.in_shape:
+        raise ValueError(f"this network was built for {model.in_shape}, not {shape}")
+    return shape
 
 
 def lower(module: nn.Module, shape: Shape, name: str) -> Lowered:

@@ -23,13 +23,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from lipflow.blocks.head import row_distances
-from lipflow.bound import Shape, require_batch, shape_of
+from lipflow.bound import Shape, require_batch
 from lipflow.certificate import Certificates, from_logits, require_pixels
 from lipflow.files import save_tensors, write_atomic
 from lipflow.frozen.linear import ROOM, Map, geometry_of
-from lipflow.frozen.lower import lower
+from lipflow.frozen.lower import lower, shape_for
 from lipflow.frozen.primitive import PRIMITIVES, Affine, Primitive
-from lipflow.models import Network
 from lipflow.operators.columns import CACHE_BYTES
 from lipflow.operators.norm import NO_TORUS
 from lipflow.rounding import RANGE, above, in_range, mul_up, norm_up, sqrt_up, up
@@ -222,14 +221,7 @@ def freeze(model: nn.Module, in_shape: Shape | None = None) -> Frozen:
     """
     if isinstance(model, Frozen):
         return model
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"freeze takes a network, such as lipflow.load(name), not {type(model).__name__}: {model!r}")
-    shape = in_shape if in_shape is not None else (model.in_shape if isinstance(model, Network) else None)
-    if shape is None:
-        raise ValueError("freeze needs the shape of one input: freeze(model, in_shape=(channels, height, width))")
-    shape = shape_of(shape)
-    if isinstance(model, Network) and shape != model.in_shape:
-        raise ValueError(f"this network was built for {model.in_shape}, not {shape}")
+    shape = shape_for(model, in_shape)
     return Frozen(list(lower(model, shape, "")), shape)
 
 
@@ -239,11 +231,6 @@ def certify(frozen: Frozen, images: Tensor) -> Certificates:
     """A label and a radius for each of some images `(n, *in_shape)`: uint8, or floats in [0, 1]."""
     if not isinstance(frozen, Frozen):
         raise TypeError(f"certify takes a frozen network: lipflow.freeze(model), not {type(frozen).__name__}")
-    if not isinstance(images, Tensor):
-        raise TypeError(
-            f"images are a tensor, not {type(images).__name__}: torch.from_numpy of an array; of the batches of a "
-            "loader, Certificates.cat(certify(frozen, x) for x, _ in loader)"
-        )
     require_batch(images, frozen.in_shape)
     frozen.require_untouched()
     require_pixels(images)
