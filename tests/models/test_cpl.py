@@ -75,8 +75,12 @@ def test_list_models():
         (lambda: lipflow.build("cpl", depth=-1), ValueError, "depth must be an integer of at least 0, not -1"),
         (lambda: lipflow.build("cpl", depth_linear=-5), ValueError, "depth_linear must be .*not -5"),
         (lambda: lipflow.build("cpl", classes=2000), ValueError, "cannot be truncated to 2000 classes"),
-        (lambda: lipflow.build("cpl-digits")(torch.rand(2, 3, 8, 8)), ValueError, r"takes \(batch, 1, 8, 8\), not"),
-        (lambda: lipflow.build("cpl-digits")(torch.rand(1, 8, 8)), ValueError, r"takes \(batch, 1, 8, 8\), not"),
+        (
+            lambda: lipflow.build("cpl-digits")(torch.rand(2, 3, 8, 8)),
+            ValueError,
+            r"takes images \(batch, 1, 8, 8\), not",
+        ),
+        (lambda: lipflow.build("cpl-digits")(torch.rand(1, 8, 8)), ValueError, r"takes images \(batch, 1, 8, 8\), not"),
     ],
 )
 def test_bad_input_is_answered(call, error, words):

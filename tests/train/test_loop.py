@@ -126,7 +126,7 @@ def test_the_best_network_is_of_the_best_epoch_and_test_images_are_never_seen(tm
     monkeypatch.setattr(loop_module, "estimate", estimate)
     train(tiny(tmp_path, epochs=4))
     best, final = load_run(tmp_path, "best")[1].state_dict(), load_run(tmp_path)[1].state_dict()
-    assert all(torch.equal(v, weights[1][k]) for k, v in best.items())
+    assert all(torch.equal(v, weights[2][k]) for k, v in best.items()), "of equals, the later one"
     assert all(torch.equal(v, weights[3][k]) for k, v in final.items())
     assert not any(torch.equal(v, weights[3][k]) for k, v in best.items() if k.endswith("weight"))
     test = load("digits").test.images
