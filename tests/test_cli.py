@@ -136,7 +136,8 @@ def test_flags_start_from_the_recipe_of_the_model():
         (["data", "mnist"], "no dataset is called 'mnist'"),
     ],
 )
-def test_a_mistake_is_answered_in_one_line(words, said, tmp_path, capsys):
+def test_a_mistake_is_answered_in_one_line(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # where no run has a name that is near
     try:
         code = cli.main([word.replace("OUT", str(tmp_path / "r")) for word in words])
     except SystemExit as error:  # tyro's own, for values that it parses

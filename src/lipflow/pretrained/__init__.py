@@ -36,7 +36,8 @@ def _found(run: Path) -> Path:
     if run.exists() or named.exists():
         return run if run.exists() else named
     known = [*NAMES, *(path.name for path in Path("runs").glob("*") if path.is_dir())]
-    near = difflib.get_close_matches(str(run), known, 1, cutoff=0.5)
+    begun = [name for name in known if name.startswith(str(run))]
+    near = begun or difflib.get_close_matches(str(run), known, 1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"trained networks are {', '.join(NAMES)}"
     raise ValueError(f"there is no folder {run}, here or in runs/, and no trained network of that name; {hint}")
 
