@@ -5,6 +5,7 @@
     python -m experiments.fast --only cpl-fast-30m-0 cpl-s-30m-0
     python -m experiments.fast --attack cpl-fast-30m-0      by PGD and AutoAttack (the extra `attack`)
     python -m experiments.fast --gap cpl-fast-30m-0         accuracy on training and on held-out images
+    python -m experiments.fast --against cpl-fast-2h-erased-0    the shipped network, on images held out of both
     python -m experiments.fast --shipped                    certify the network that comes with the package
 
 Claim, to be judged by the table: in 30 minutes on two cores, `lipflow train --model cpl-fast --data cifar10 --budget
@@ -204,6 +205,29 @@ def gap(run: Run) -> None:
             print(f"{run.folder.name}, {found.images} {name} images: {found.told('estimated')}")
 
 
+def against(run: Run) -> None:
+    """Print what the shipped network and a finished run certify of the images that were held out of both."""
+    import torch
+
+    from lipflow import certify, data, freeze, load
+    from lipflow.pretrained import folder_of
+    from lipflow.train.record import Record
+
+    shipped = Record.read(folder_of(Path(SHIPPED))).run
+    mine, theirs = (data.load(run.data, run.data_dir, validation=r.validation).validation for r in (run, shipped))
+    known = {image.numpy().tobytes() for image in theirs.images}
+    both = torch.tensor([image.numpy().tobytes() in known for image in mine.images])
+    images, labels = mine.images[both], mine.labels[both]
+    found = [certify(freeze(load(name)), images) for name in (SHIPPED, run.folder)]
+    for name, certificates in zip((SHIPPED, run.folder.name), found, strict=True):
+        told = "  ".join(f"{eps}: {certificates.accuracy(labels, eps):.1%}" for eps in EPSILONS)
+        clean = f"{certificates.accuracy(labels):.1%}"
+        print(f"{name}, {len(labels)} images held out of both: clean {clean}, certified {told}")
+    first, second = ((c.label == labels) & c.certified(EPSILONS[0]) for c in found)
+    more = second.double() - first.double()
+    print(f"more at {EPSILONS[0]}, in points: {100 * more.mean():.1f} ± {100 * more.std() / len(more) ** 0.5:.1f}")
+
+
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     data = Path("data") if Path("data").is_dir() else None
@@ -215,6 +239,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--gap", choices=runs, metavar="RUN", help="training against held-out images, of a finished run"
     )
+    parser.add_argument("--against", choices=runs, metavar="RUN", help="held-out images: this run, and the shipped one")
     parser.add_argument("--shipped", action="store_true", help="certify the network that is shipped")
     parser.add_argument("--images", type=int, nargs=2, default=(1000, 100), help="under PGD, and under AutoAttack")
     options = parser.parse_args(words)
@@ -224,6 +249,8 @@ def main(words: Sequence[str] | None = None) -> int:
     settle()
     if options.gap:
         return answered("experiments.fast", lambda: gap(runs[options.gap]) or 0)
+    if options.against:
+        return answered("experiments.fast", lambda: against(runs[options.against]) or 0)
     names = [] if options.page or options.attack or options.shipped else options.only or list(runs)
 
     def work() -> int:
