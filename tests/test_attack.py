@@ -376,3 +376,17 @@ def test_parameters_learn_again_after_an_attack():
     assert [p.requires_grad for p in model.parameters()] == before
     assert not frozen.requires_grad
     assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "kind", "words"),
+    [
+        (torch.rand(2, 1, 4, 4), [0, 1], TypeError, "images and labels are tensors"),
+        (torch.rand(2, 1, 4, 4), torch.tensor([0, 50]), ValueError, "labels are 0 to 3, not 0 to 50"),
+        (torch.ones(2, 1, 4, 4, dtype=torch.int64), torch.tensor([0, 1]), TypeError, "not torch.int64"),
+        (torch.full((2, 1, 4, 4), 7.0), torch.tensor([0, 1]), ValueError, "not 7.0"),
+    ],
+)
+def test_what_cannot_be_attacked_is_quoted(images, labels, kind, words):
+    with pytest.raises(kind, match=words):
+        pgd(_undefended(), images, labels, 0.5)

@@ -126,6 +126,7 @@ def test_flags_start_from_the_recipe_of_the_model():
         (["certify", "OUT"], "here or in runs/, and no trained network of that name; trained networks are"),
         (["attack", "cpl-fast"], "did you mean cpl-fast-cifar10?"),
         (["check", "OUT"], ", and no folder of that name here or in runs/: lipflow certify"),
+        (["train", "--sizes", "depth=3", "depth=4", "--out", "OUT"], "the size depth is given twice"),
         (["train", "--sizes", "dept=3", "--out", "OUT"], "cpl-digits has no size 'dept'; it has channels"),
         (["train", "--budget", "soon"], "a duration is written as 90s, 30m, 2h or 1h30m, not 'soon'"),
         (["train", "--resume", "--out", "OUT"], "holds no run"),

@@ -162,3 +162,11 @@ def test_bad_numbers_are_refused(make, words):
 def test_one_label_is_not_taken_for_that_of_all_images():
     with pytest.raises(ValueError, match=r"labels are one an image, not \(1,\) for scores of \(8, 10\)"):
         MultiMargin(0.7)(torch.zeros(8, 10), torch.zeros(1, dtype=torch.int64), Truncate(10))
+
+
+def test_a_head_is_needed_only_where_it_is_looked_at(batch):
+    logits, labels = batch
+    for name in sorted(set(MAKE) - {"certificate"}):
+        assert MAKE[name]()(logits, labels).isfinite()
+    with pytest.raises(ValueError, match="the loss certificate needs the head of the network"):
+        MAKE["certificate"]()(logits, labels)

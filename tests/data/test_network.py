@@ -118,3 +118,8 @@ def test_a_terminal_sees_a_bar_that_ends_full(server, tmp_path, monkeypatch, cap
     shown = capsys.readouterr().out
     assert "data.bin" in shown
     assert "1.0/1.0 MB" in shown
+
+
+def test_the_cache_of_a_home_is_found(monkeypatch):
+    monkeypatch.setenv("LIPFLOW_DATA", "~/somewhere")
+    assert cache_dir() == Path.home() / "somewhere"

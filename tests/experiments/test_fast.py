@@ -12,7 +12,9 @@ from experiments.fast_page import finished
 from experiments.scale import GRID
 from lipflow import cli
 from lipflow.report.published import EPSILONS
+from lipflow.train.loop import train
 from lipflow.train.recipe import CPL_FAST
+from tests.train.tiny import tiny
 
 ROOT = Path(__file__).parents[2]
 
@@ -107,3 +109,12 @@ def test_runs_are_the_commands_that_the_page_shows(capsys):
     assert len({run.folder for run in runs}) == len(runs)
     assert fast.main(["--list"]) == 0
     assert "cayley-kw3-30m-0" in capsys.readouterr().out
+
+
+def test_another_run_in_the_folder_of_a_row_is_not_published(tmp_path, monkeypatch):
+    run = replace(tiny(tmp_path / "r", epochs=1), exact=0)
+    train(run)
+    monkeypatch.setattr(fast, "measured", lambda run: {"run": run.folder.name})
+    assert fast.known([run], []) == [{"run": "r"}]
+    with pytest.raises(ValueError, match=r"holds another run than its row: --seed 7 \(the run has 0\); move it"):
+        fast.known([replace(run, seed=7)], [])

@@ -348,3 +348,12 @@ def test_a_digest_is_of_every_number():
 def test_what_would_be_frozen_as_another_function_is_refused(module):
     with pytest.raises(ValueError, match=r"is frozen with|flatten the rest"):
         list(lower(module, (2, 5, 5), "it"))
+
+
+def test_a_certificate_is_written_of_as_many_images_and_labels(tmp_path):
+    frozen, x = lipflow.freeze(nn.Sequential(nn.Linear(4, 2)), in_shape=(4,)), torch.rand(3, 4)
+    certificates = lipflow.certify(frozen, x)
+    for images, truth in ((x[:2], certificates.label), (x, certificates.label[:2]), (x, certificates.label.double())):
+        with pytest.raises(ValueError, match="3 certificates are of as many images and integer labels, not of"):
+            lipflow.record.write(tmp_path, frozen, certificates, images, truth)
+    assert not list(tmp_path.iterdir())
