@@ -11,7 +11,7 @@ import lipflow
 from lipflow.flows import ConvWeight
 
 DISTRIBUTED = """
-import torch, torch.distributed as dist, lipflow
+import torch, torch.distributed as dist, torch.distributed.nn, lipflow
 from torch.nn.parallel import DistributedDataParallel
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -27,6 +27,7 @@ state = torch.cat([v.flatten() for v in model.state_dict().values()])
 gathered = [torch.empty_like(state) for _ in range(2)]
 dist.all_gather(gathered, state)
 assert torch.equal(gathered[0], gathered[1])
+del model  # it holds the group, whose threads would outlive the interpreter
 dist.destroy_process_group()
 """
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import sys
 
 import pytest
 import torch
@@ -46,6 +48,33 @@ def test_processes_that_were_started_apart_are_refused_on_every_rank(tmp_path):
     told = {(tmp_path / f"rank-{rank}.txt").read_text() for rank in (0, 1)}
     assert told == {"the processes do not have the same flags; start each as the first one"}
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are listed in /proc")
+def test_no_thread_of_a_process_group_is_left(tmp_path):
+    """One that outlives the interpreter aborts the process; see Note [leaving a process group]."""
+    torchrun("tests/train/leaving.py", str(tmp_path))
+    first, second = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1))
+    assert {name: left for name, (_, left) in [*first.items(), *second.items()] if left} == {}
+    codes = {name: (first[name][0], second[name][0]) for name in first}
+    assert codes == {
+        "trained": (0, 0),
+        "certified": (0, 0),
+        "attacked": (0, 0),
+        "refused on the first rank": (2, 1),
+        "loss not finite": (1, 1),
+        "signal to one rank": (128 + signal.SIGTERM, 128 + signal.SIGINT),
+        "interrupted": (130, 130),
+        "error on the first rank": (2, 1),
+        "trained again": (0, 0),
+    }
+
+
+def test_an_error_within_a_collective_ends_all_processes(tmp_path):
+    """A group waits for its collectives before it is destroyed: without a limit, both processes would wait for ever."""
+    output = torchrun("tests/train/leaving.py", str(tmp_path), "--collective", fails=True)
+    assert "lipflow: a collective has begun" in output
+    assert "exitcode  : 2 " in output  # of the first process: it ended by itself
 
 
 def test_what_is_not_the_same_is_named(monkeypatch):

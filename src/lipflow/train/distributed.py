@@ -4,22 +4,29 @@ Every number is that of the *global* batch, so the number of processes changes w
 `torchrun --nproc-per-node=2 -m lipflow train …` draws the loss curve of one process, up to rounding.
 """
 
+import itertools
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # see Note [leaving a process group]
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lipflow.data import share
-from lipflow.train.ending import Interrupted
+from lipflow.train.ending import ProcessLost
 
 T = TypeVar("T")
+
+_GROUPS = itertools.count()
+LEAVE_SECONDS = 5.0  # how long a process waits, after an error, for its own collectives or for another process
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,7 @@ class Ranks:
     rank: int
     world: int
     device: torch.device
+    wrapped: list[nn.Module] = field(default_factory=list, repr=False, compare=False)  # what `wrap` has returned
 
     @property
     def first(self) -> bool:
@@ -83,15 +91,26 @@ class Ranks:
         """
         if self.world == 1:
             return network
-        return DistributedDataParallel(network, device_ids=[self.device] if self.device.type == "cuda" else None)
+        device_ids = [self.device] if self.device.type == "cuda" else None
+        self.wrapped.append(DistributedDataParallel(network, device_ids=device_ids))
+        return self.wrapped[-1]
+
+
+# Note [leaving a process group]
+# The threads of a gloo group end when its last reference is dropped. A thread that outlives the interpreter aborts the
+# process: it drops the tensor of the last collective, asks for the GIL, and is ended inside of a destructor. So nothing
+# may refer to the group once it is destroyed. Two things do:
+# - DistributedDataParallel. Frames of a traceback may refer to it, so it is emptied.
+# - torch.distributed.nn. Its functions have the group as a default argument if it is imported when there is a group,
+#   which is what DistributedDataParallel does. So it is imported above, before there is one.
 
 
 @contextmanager
 def join(device: str) -> Iterator[Ranks]:
     """The process group that torchrun has set up for us, or this process alone.
 
-    A group that the caller has initialised is used, and left as it is. So is ours after an error: the others may wait
-    for this process, and NCCL would wait for them.
+    A group that the caller has initialised is used, and left as it is. A group of our own is destroyed, and no thread
+    of it is left, however the block ends.
     """
     world = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
@@ -102,16 +121,48 @@ def join(device: str) -> Iterator[Ranks]:
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if own:
-        # One rank may read the data, or certify, for hours while the others wait; torch's default is 10 minutes.
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=timedelta(days=7))
+        _init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    ranks = Ranks(dist.get_rank(), world, chosen)
     try:
-        yield Ranks(dist.get_rank(), world, chosen)
-    except Interrupted:  # on all ranks at once
-        if own:
-            dist.destroy_process_group()
+        yield ranks
+    except BaseException as error:
+        _leave(ranks, own, LEAVE_SECONDS)
+        if isinstance(error, RuntimeError) and "gloo/transport" in str(error):
+            time.sleep(LEAVE_SECONDS)  # torchrun reports the first process to end: let that be the one with the error
+            raise ProcessLost("another process has ended early; its own message says why") from error
         raise
-    if own:
+    _leave(ranks, own)
+
+
+def _init_process_group(backend: str) -> None:
+    """A group of the processes that torchrun has started, with keys of its own in their store.
+
+    A second group with the keys of the first one would read the addresses that the first one left there.
+    """
+    # One rank may read the data, or certify, for hours while the others wait; torch's default is 10 minutes.
+    timeout = timedelta(days=7)
+    store, rank, world = next(dist.rendezvous("env://", timeout=timeout))
+    store.set_timeout(timeout)
+    store = dist.PrefixStore(f"lipflow-{next(_GROUPS)}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+
+
+def _leave(ranks: Ranks, own: bool, seconds: float | None = None) -> None:
+    """Let go of the process group, and destroy it if it is our own; see Note [leaving a process group].
+
+    Destroying waits for this process's collectives. After an error some may have begun that the other processes never
+    join, so the wait has a limit; without one, this process and the others would wait for each other.
+    """
+    for module in ranks.wrapped:
+        vars(module).clear()
+    if not own:
+        return
+    if seconds is None:
         dist.destroy_process_group()
+    else:
+        thread = threading.Thread(target=dist.destroy_process_group, daemon=True)
+        thread.start()
+        thread.join(seconds)
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:

@@ -16,6 +16,10 @@ class NonFiniteLoss(EndedEarly):
     """A run whose loss, or whose weights, are no longer numbers."""
 
 
+class ProcessLost(EndedEarly):
+    """A run on several processes, one of which has ended."""
+
+
 class Interrupted(EndedEarly):
     """A run that was asked to stop, and has saved where it was. Its exit code is 128 + the signal's number."""
 
