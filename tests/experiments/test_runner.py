@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +18,7 @@ from lipflow.train.ending import Interrupted, NonFiniteLoss
 from lipflow.train.loop import train
 from lipflow.train.plan import Plan
 from lipflow.train.run import differences
+from tests.processes import PATIENCE, start
 
 FILES = sorted(p.stem for p in (Path(__file__).parents[2] / "experiments").glob("*.py"))
 ROOMS = {
@@ -224,25 +223,19 @@ def test_an_experiment_is_written_as_soon_as_its_last_run_has_ended(tmp_path, mo
     assert [written for _, written in seen] == [[]] * 3 + [["relaxed"]] * 4 + [["margin-cifar10", "relaxed"]]
 
 
-def test_ctrl_c_stops_all_of_them_and_begins_no_other(tmp_path):
-    command = [sys.executable, "-m", "experiments", *words(tmp_path, "--only", "margin-cifar10", "--jobs", "2")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+def test_ctrl_c_stops_all_of_them_and_begins_no_other():
+    process = start(
+        "tests/experiments/waiting.py",
         start_new_session=True,
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
     assert process.stdout is not None
-    seen = next(line for line in process.stdout if "training" in line)
+    begun = [process.stdout.readline() for _ in range(2)]
     os.killpg(process.pid, signal.SIGINT)
-    told = seen + process.communicate(timeout=100)[0]
-    assert process.returncode == 130, told
-    assert "experiments: interrupted; the same command goes on" in told
-    assert told.count("    training ") <= 2
+    output = "".join(begun) + process.communicate(timeout=PATIENCE)[0]
+    assert process.returncode == 130, output
+    assert "experiments: interrupted; the same command goes on" in output
+    assert output.count("begun: ") == 2
 
 
 def test_rivals_are_measured_from_below(tmp_path):

@@ -1,14 +1,11 @@
 """Learned weights: the size they learn, and the power-iteration vector they carry."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 import lipflow
 from lipflow.flows import ConvWeight
+from tests.processes import torchrun
 
 DISTRIBUTED = """
 import torch, torch.distributed as dist, torch.distributed.nn, lipflow
@@ -35,11 +32,7 @@ dist.destroy_process_group()
 def test_power_iteration_is_equal_on_every_rank(tmp_path):
     script = tmp_path / "distributed.py"
     script.write_text(DISTRIBUTED)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
-    done = subprocess.run(
-        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=180
-    )
-    assert done.returncode == 0, done.stderr
+    torchrun(str(script))
 
 
 def test_size_is_learned_shown_and_changed():

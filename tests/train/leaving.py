@@ -5,7 +5,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -21,18 +22,17 @@ RANK = int(os.environ["RANK"])
 TASKS = Path("/proc/self/task")  # the threads of this process, on Linux
 
 
+def thread_names() -> Iterator[str]:
+    for task in TASKS.iterdir():
+        with suppress(OSError):  # it has ended since
+            yield (task / "comm").read_text().strip()
+
+
 def gloo_threads() -> list[str]:
-    """The names of the threads of a process group that do not end; one that has been joined may be listed a moment."""
-    for _ in range(100):
-        names = []
-        for task in TASKS.iterdir():
-            try:
-                names.append((task / "comm").read_text().strip())
-            except OSError:  # it has ended since
-                continue
-        if not (left := [name for name in names if "gloo" in name]):
-            return []
-        time.sleep(0.1)
+    """The names of the threads of a process group that do not end; one that was joined may be listed for a moment."""
+    deadline = time.monotonic() + 10
+    while (left := [name for name in thread_names() if "gloo" in name]) and time.monotonic() < deadline:
+        time.sleep(0.01)
     return left
 
 

@@ -19,7 +19,9 @@ from lipflow.train.plan import Plan
 from lipflow.train.recipe import Recipe
 from lipflow.train.schedule import SCHEDULES
 from lipflow.train.scribe import Standing
-from tests.train.tiny import FLAGS, digest, log, tiny, torchrun
+from tests.processes import torchrun
+from tests.train.clock import Clock, Ticking
+from tests.train.tiny import digest, log, tiny
 
 
 def test_one_decision_is_the_middle_of_each_share():
@@ -57,16 +59,6 @@ def test_a_plan_is_as_it_was_before_it_bends():
 def test_no_plan(decisions):
     with pytest.raises(ValueError, match="plan"):
         Plan.of(decisions)
-
-
-class Clock:
-    """A monotonic clock that only work moves."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 def follow(monkeypatch, seconds, guess, step_takes, validation_takes, per_epoch=100):
@@ -149,12 +141,7 @@ def test_a_resumed_run_decides_at_once_whatever_its_machine_lost(monkeypatch):
 
 @pytest.fixture
 def ticking(monkeypatch):
-    class Ticking(Clock):
-        def monotonic(self) -> float:
-            self.now += 0.005
-            return self.now
-
-    clock = Ticking()
+    clock = Ticking(0.005)
     for module in (budget_module, loop_module):
         monkeypatch.setattr(module, "time", clock)
     return clock
@@ -200,7 +187,7 @@ def test_a_run_that_crashed_keeps_its_decisions(tmp_path, monkeypatch, ticking):
     assert [(line["loss"], line["lr"]) for line in again[:count]] == [(x["loss"], x["lr"]) for x in lines[:count]]
 
 
-def test_measuring_leaves_the_learner_as_it_was(tmp_path, monkeypatch):
+def test_measuring_leaves_the_learner_as_it_was(tmp_path, monkeypatch, ticking):
     """A run of T steps is the same, whether T came from a budget or from the epochs."""
     first = Budget.first
     monkeypatch.setattr(Budget, "first", lambda self, start: first(self, start) * 0 + 6)
@@ -247,9 +234,11 @@ def test_a_budget_too_short_is_refused(tmp_path, ticking):
 
 
 def test_two_processes_follow_one_clock(tmp_path):
-    words = ["--validation", "300", "--batch-size", "100", "--budget", "15s", "--exact", "0"]
-    torchrun("-m", "lipflow", "train", "--out", str(tmp_path / "r"), *words, *FLAGS)
-    told = json.loads((tmp_path / "r" / "run.json").read_text())
+    """The second has a clock that is three times as fast."""
+    torchrun("tests/train/worker.py", str(tmp_path), "on_budget")
+    told = json.loads((tmp_path / "run" / "run.json").read_text())
     assert told["environment"]["processes"] == 2
-    assert [line["step"] for line in log(tmp_path / "r", "step")] == list(range(1, told["steps"] + 1))
+    assert [line["step"] for line in log(tmp_path / "run", "step")] == list(range(1, told["steps"] + 1))
     assert len(told["plan"]) > 1
+    first, second = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1))
+    assert first == second  # they took the same steps, at the same rates

@@ -10,7 +10,8 @@ import torch
 
 from lipflow.train import train
 from lipflow.train.distributed import Ranks, choose_device, join
-from tests.train.tiny import SGD, digest, log, tiny, torchrun
+from tests.processes import torchrun
+from tests.train.tiny import SGD, digest, log, tiny
 
 
 def test_two_processes_are_one(tmp_path):
@@ -19,7 +20,7 @@ def test_two_processes_are_one(tmp_path):
     With sgd, as adam would hide a gradient of the wrong length.
     """
     train(tiny(tmp_path / "alone", epochs=2, images=31, batch_size=3, **SGD))
-    output = torchrun("tests/train/worker.py", str(tmp_path))
+    output = torchrun("tests/train/worker.py", str(tmp_path), "whole")
     assert output.count("epoch 2/2") == 1  # only the first rank speaks
     ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
     assert any(name.endswith(".u") for name in ranks[0][0])
@@ -44,8 +45,8 @@ def test_two_processes_are_one(tmp_path):
 
 def test_processes_that_were_started_apart_are_refused_on_every_rank(tmp_path):
     """With another rate on each, their weights would part, and nobody would know."""
-    torchrun("tests/train/worker.py", str(tmp_path), "--apart")
-    told = {(tmp_path / f"rank-{rank}.txt").read_text() for rank in (0, 1)}
+    torchrun("tests/train/worker.py", str(tmp_path), "apart")
+    told = {json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1)}
     assert told == {"the processes do not have the same flags; start each as the first one"}
     assert not (tmp_path / "run").exists()
 

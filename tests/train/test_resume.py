@@ -1,7 +1,6 @@
 """Runs that stop: what is resumed ends with the same bits as what was never stopped."""
 
 import json
-import random
 import signal
 import time
 from dataclasses import replace
@@ -10,7 +9,8 @@ import pytest
 
 from lipflow.train import train
 from lipflow.train.learner import Learner
-from tests.train.tiny import FLAGS, SIZES, digest, lipflow, log, start, tiny
+from tests.processes import PATIENCE, lipflow, start
+from tests.train.tiny import FLAGS, SIZES, digest, log, tiny
 
 EPOCHS, STEPS = 12, 12 * 19
 
@@ -19,18 +19,26 @@ def flags(folder, *more):
     return ["train", "--out", str(folder), "--epochs", str(EPOCHS), "--batch-size", "64", *FLAGS, *more]
 
 
-def wait_for_steps(folder, process, count):
-    """Until the log has `count` more lines than now; the process must be alive then."""
-    path = folder / "log.jsonl"
+def stopped(folder, number, count, words):
+    """The exit code and the output of a run that gets a signal once its log has `count` more lines.
+
+    The run is held a few steps later, so that it cannot end first; the signal comes at any moment before.
+    """
+    path, hold = folder / "log.jsonl", folder.with_suffix(".hold")
 
     def lines():
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
-    wanted, deadline = lines() + count, time.monotonic() + 60
+    hold.touch()
+    wanted = lines() + count
+    process = start("tests/train/held.py", str(wanted + 10), str(hold), *words)
     while lines() < wanted:
         assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
         time.sleep(0.002)
+    process.send_signal(number)
+    hold.unlink()
+    output, _ = process.communicate(timeout=PATIENCE)
+    return process.returncode, output
 
 
 def untimed(folder):
@@ -47,28 +55,20 @@ def assert_same(folder, whole):
 
 def test_processes_that_are_really_killed(tmp_path):
     """SIGKILL before there is a checkpoint, in the midst of steps and of writing; SIGTERM, SIGINT; a damaged file."""
-    whole, folder, moments = tmp_path / "whole", tmp_path / "run", random.Random(time.time_ns())
+    whole, folder = tmp_path / "whole", tmp_path / "run"
     lipflow(*flags(whole))
     assert [line["step"] for line in log(whole, "step")] == list(range(1, STEPS + 1))
 
-    def stopped(number, count, words):
-        print(f"{signal.Signals(number).name} after {count} lines of the log")  # shown if the test fails
-        process = start(*words)
-        wait_for_steps(folder, process, count)
-        process.send_signal(number)
-        output, _ = process.communicate(timeout=60)
-        return process.returncode, output
-
     resume = ["train", "--out", str(folder), "--resume"]
-    stopped(signal.SIGKILL, 1, flags(folder, "--checkpoint-every", "0.02s"))
-    stopped(signal.SIGKILL, moments.randint(2, 60), resume)
-    code, output = stopped(signal.SIGTERM, moments.randint(2, 30), [*resume, "--checkpoint-every", "1h"])
+    stopped(folder, signal.SIGKILL, 1, flags(folder, "--checkpoint-every", "0.02s"))
+    stopped(folder, signal.SIGKILL, 40, resume)
+    code, output = stopped(folder, signal.SIGTERM, 20, [*resume, "--checkpoint-every", "1h"])
     assert code == 143, output
     assert f"go on with `lipflow train --out {folder} --resume`" in output
     assert "Traceback" not in output
     last = json.loads((folder / "log.jsonl").read_text().splitlines()[-1])["step"]
     assert (folder / "checkpoints" / f"step-{last:08d}.sha256").exists()  # none was due: the signal saved it
-    code, output = stopped(signal.SIGINT, moments.randint(30, 60), resume)
+    code, output = stopped(folder, signal.SIGINT, 40, resume)
     assert code == 130, output
 
     latest = max(folder.glob("checkpoints/*.sha256")).with_suffix(".safetensors")

@@ -1,26 +1,44 @@
-"""What each rank of test_distributed runs: a tiny run, and a digest of all that it ends with."""
+"""`worker.py FOLDER MODE`: run by each rank of a test with two processes; it writes a file for the test to read."""
 
 import hashlib
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from lipflow.train import train
+from lipflow.train import Result, budget, loop, train
+from tests.train.clock import Ticking
 from tests.train.tiny import SGD, tiny
 
-if __name__ == "__main__":
-    out, resume, rank = Path(sys.argv[1]), "--resume" in sys.argv, os.environ["RANK"]
-    if "--apart" in sys.argv:
-        try:
-            train(tiny(out / "run", epochs=1, lr=0.1 * (1 + int(rank))))
-        except ValueError as error:
-            (out / f"rank-{rank}.txt").write_text(str(error))
-        sys.exit()
-    result = train(tiny(out / "run", epochs=2, images=31, batch_size=3, **SGD), resume)
-    state = {
-        name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
-        for name, tensor in result.network.state_dict().items()
-    }
+RANK = int(os.environ.get("RANK", "0"))
+
+
+def weights(result: Result) -> dict[str, str]:
+    state = result.network.state_dict()
+    return {name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in state.items()}
+
+
+def whole(folder: Path) -> object:
+    result = train(tiny(folder, epochs=2, images=31, batch_size=3, **SGD))
     assert result.validation is not None
-    (out / f"rank-{rank}.json").write_text(json.dumps([state, result.validation.certified]))
+    return weights(result), result.validation.certified
+
+
+def apart(folder: Path) -> object:
+    """Each rank with a learning rate of its own."""
+    try:
+        return weights(train(tiny(folder, epochs=1, lr=0.1 * (1 + RANK))))
+    except ValueError as error:
+        return str(error)
+
+
+def on_budget(folder: Path) -> object:
+    """Each rank with a clock of its own: that of the second is three times as fast."""
+    budget.time = loop.time = Ticking(0.005 * (1 + 2 * RANK))  # pyright: ignore[reportAttributeAccessIssue]
+    return weights(train(replace(tiny(folder, images=1197, batch_size=100), budget="3s", exact=0)))
+
+
+if __name__ == "__main__":
+    out, mode = Path(sys.argv[1]), {"whole": whole, "apart": apart, "on_budget": on_budget}[sys.argv[2]]
+    (out / f"rank-{RANK}.json").write_text(json.dumps(mode(out / "run")))

@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn  # see Note [leaving a process group]
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from lipflow.data import share
@@ -141,9 +143,9 @@ def _init_process_group(backend: str) -> None:
     """
     # One rank may read the data, or certify, for hours while the others wait; torch's default is 10 minutes.
     timeout = timedelta(days=7)
-    store, rank, world = next(dist.rendezvous("env://", timeout=timeout))
+    store, rank, world = next(rendezvous("env://", timeout=timeout))
     store.set_timeout(timeout)
-    store = dist.PrefixStore(f"lipflow-{next(_GROUPS)}", store)
+    store = PrefixStore(f"lipflow-{next(_GROUPS)}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
 
 

@@ -1,0 +1,21 @@
+"""Four pieces of work, two at a time. Each waits for a signal, so none ends before it, however fast the machine is."""
+
+import signal
+import sys
+
+from experiments.parallel import side_by_side
+from experiments.runner import answered
+
+
+def wait(name: str) -> None:
+    print(f"begun: {name}", flush=True)
+    signal.pause()
+
+
+def work() -> int:
+    side_by_side(2, wait, {name: (name,) for name in ("a", "b", "c", "d")})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(answered("experiments", work))
