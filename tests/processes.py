@@ -25,7 +25,10 @@ def start(*words: str, **options) -> subprocess.Popen[str]:
 
 def finish(process: subprocess.Popen[str], fails: bool = False) -> str:
     """All that a process printed. It must succeed, or fail if it `fails`."""
-    output, _ = process.communicate(timeout=PATIENCE)
+    try:
+        output, _ = process.communicate(timeout=PATIENCE)
+    finally:
+        process.terminate()  # if it hangs
     assert (process.returncode != 0) == fails, output
     return output
 
