@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PATIENCE = 600  # seconds after which a process is taken to hang; on a busy machine one may need a minute
+TIMEOUT_SECONDS = 600  # a process that takes longer hangs; on a busy machine one may need a minute
 REPOSITORY = Path(__file__).parents[1]
 
 
@@ -24,11 +24,11 @@ def start(*words: str, **options) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str], fails: bool = False) -> str:
-    """All that a process printed. It must succeed, or fail if it `fails`."""
+    """Wait for a process and return what it printed; assert that it succeeded, or that it failed if `fails`."""
     try:
-        output, _ = process.communicate(timeout=PATIENCE)
+        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     finally:
-        process.terminate()  # if it hangs
+        process.terminate()  # does nothing unless the wait timed out
     assert (process.returncode != 0) == fails, output
     return output
 

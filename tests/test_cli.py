@@ -17,13 +17,14 @@ from lipflow import cli
 from lipflow.data import DataError
 from lipflow.train import Run
 from lipflow.train.ending import Interrupted, NonFiniteLoss
-from tests.processes import PATIENCE
+from tests.processes import TIMEOUT_SECONDS
 
 TINY = ["--sizes", "depth=1", "channels=2", "inner=2", "depth_linear=1", "features=8", "--epochs", "1"]
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "lipflow", *words], capture_output=True, text=True, timeout=PATIENCE)
+    command = [sys.executable, "-m", "lipflow", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
 
 
 # Help

@@ -17,7 +17,7 @@ from lipflow import cli
 from lipflow.commands import progress
 from lipflow.commands.kept import Kept
 from lipflow.train.progress import images_pace
-from tests.processes import PATIENCE, torchrun
+from tests.processes import TIMEOUT_SECONDS, torchrun
 
 TINY = ["--sizes", "depth=1", "channels=2", "inner=2", "depth_linear=1", "features=8", "--epochs", "2"]
 
@@ -120,7 +120,7 @@ def test_a_reader_who_leaves_is_no_contradiction(run, words, tmp_path):
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "lipflow", *(places.get(word, word) for word in words)]
-    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=PATIENCE)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_SECONDS)
     os.close(write)
     assert done.returncode == 141, done.stderr
     assert not {"Traceback", "BrokenPipe", "Exception"} & set(done.stderr.replace(":", " ").split())

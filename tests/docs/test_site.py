@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import lipflow
-from tests.processes import PATIENCE
+from tests.processes import TIMEOUT_SECONDS
 from tests.report.test_browser import browser as browser  # the fixture: Chromium, or a skipped test
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ def site(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == "", done.stderr
     return folder

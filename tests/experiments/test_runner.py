@@ -18,7 +18,7 @@ from lipflow.train.ending import Interrupted, NonFiniteLoss
 from lipflow.train.loop import train
 from lipflow.train.plan import Plan
 from lipflow.train.run import differences
-from tests.processes import PATIENCE, start
+from tests.processes import TIMEOUT_SECONDS, start
 
 FILES = sorted(p.stem for p in (Path(__file__).parents[2] / "experiments").glob("*.py"))
 ROOMS = {
@@ -232,7 +232,7 @@ def test_ctrl_c_stops_all_of_them_and_begins_no_other():
     assert process.stdout is not None
     begun = [process.stdout.readline() for _ in range(2)]
     os.killpg(process.pid, signal.SIGINT)
-    output = "".join(begun) + process.communicate(timeout=PATIENCE)[0]
+    output = "".join(begun) + process.communicate(timeout=TIMEOUT_SECONDS)[0]
     assert process.returncode == 130, output
     assert "experiments: interrupted; the same command goes on" in output
     assert output.count("begun: ") == 2

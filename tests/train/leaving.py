@@ -1,4 +1,4 @@
-"""What each rank of test_distributed runs to see how commands leave their process group, well and badly."""
+"""Run by each rank of test_distributed: end commands in every way, and list the threads that they leave."""
 
 import json
 import os

@@ -9,7 +9,7 @@ import pytest
 
 from lipflow.train import train
 from lipflow.train.learner import Learner
-from tests.processes import PATIENCE, lipflow, start
+from tests.processes import TIMEOUT_SECONDS, lipflow, start
 from tests.train.tiny import FLAGS, SIZES, digest, log, tiny
 
 EPOCHS, STEPS = 12, 12 * 19
@@ -37,7 +37,7 @@ def stopped(folder, number, count, words):
         time.sleep(0.002)
     process.send_signal(number)
     hold.unlink()
-    output, _ = process.communicate(timeout=PATIENCE)
+    output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     return process.returncode, output
 
 

@@ -28,7 +28,7 @@ from lipflow.train.ending import ProcessLost
 T = TypeVar("T")
 
 _GROUPS = itertools.count()
-LEAVE_SECONDS = 5.0  # how long a process waits, after an error, for its own collectives or for another process
+LEAVE_SECONDS = 5.0  # after an error: the limit on waiting for collectives, and a lead for the process that failed
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def join(device: str) -> Iterator[Ranks]:
     except BaseException as error:
         _leave(ranks, own, LEAVE_SECONDS)
         if isinstance(error, RuntimeError) and "gloo/transport" in str(error):
-            time.sleep(LEAVE_SECONDS)  # torchrun reports the first process to end: let that be the one with the error
+            time.sleep(LEAVE_SECONDS)  # torchrun reports the first process to end; let the one that failed end first
             raise ProcessLost("another process has ended early; its own message says why") from error
         raise
     _leave(ranks, own)
