@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 import lipflow
-from lipflow import Domain, ExplicitEuler, Flow, ImplicitEuler, Midpoint
+from lipflow import ExplicitEuler, Flow, ImplicitEuler, Midpoint
 from lipflow.flows import Both, Cell, Convex, DenseWeight, Field, Step
+from lipflow.primitives import Norm
 from lipflow.rounding import mul_up
+from lipflow.shapes import Shape
 
 
 class SmoothVariation(nn.Module):
@@ -37,8 +39,8 @@ class SmoothVariation(nn.Module):
 class LogSumExp(Convex):
     """The field -∇f of f(x) = log Σ exp(wᵢ·x + bᵢ), a soft maximum of planes: ∇f(x) = Wᵀ softmax(Wx + b).
 
-    ∇²f = Wᵀ(diag(p) - ppᵀ)W, and 0 ⪯ diag(p) - ppᵀ ⪯ ½ for probabilities p: f is convex and ½‖W‖²-smooth. As ‖p‖ ≤ 1,
-    ‖∇f‖ ≤ ‖W‖ everywhere. W is a matrix: of a convolution, each position would have its own p.
+    ∇²f = Wᵀ(diag(p) - ppᵀ)W, and 0 ⪯ diag(p) - ppᵀ ⪯ ½ for probabilities p: f is convex and ½‖W‖²-smooth.
+    W is a matrix: of a convolution, each position would have its own p.
     """
 
     def __init__(self, weight: DenseWeight) -> None:
@@ -50,24 +52,21 @@ class LogSumExp(Convex):
         op = self.weight(x)
         return op.adjoint(torch.softmax(op(x) + self.bias, 1))
 
-    def smoothness_estimate(self, domain: Domain, learn: bool, refine: int = 0) -> Tensor:
+    def smoothness_estimate(self, shape: Shape | None, learn: bool, refine: int = 0) -> Tensor:
         """From below, and differentiable: what training uses."""
-        return self.weight.estimate(self.weight.operator(domain.shape), learn, refine) ** 2 / 2
+        return self.weight.estimate(self.weight.operator(shape), learn, refine) ** 2 / 2
 
-    def smoothness_bound(self, domain: Domain) -> float:
-        """From above, rounded up: what is declared."""
-        norm = lipflow.norm_bound(self.weight.operator(domain.shape))
-        return mul_up(0.5, mul_up(norm, norm))
-
-    def gradient_bound(self, domain: Domain) -> float:
-        return lipflow.norm_bound(self.weight.operator(domain.shape))
+    def smoothness(self, shape: Shape | None, norm: Norm) -> float:
+        """With the norm that is asked for, rounded up: a bound from above, if it is `lipflow.norm_bound`."""
+        length = float(norm(self.weight.operator(shape)))
+        return mul_up(0.5, mul_up(length, length))
 
 
 @dataclass(frozen=True)
 class Strang(Step):
     """Through -∇f + Ax: half of a turn, a step through -∇f, and the other half (Strang 1968). The constants multiply.
 
-    It is made of cells that are in the table already, so that their (L, ε) fold, and `lipflow.freeze` knows them.
+    It is made of cells that are in the table already, so that they can be lowered, and `lipflow.freeze` knows them.
     """
 
     convex_step: Step
@@ -98,7 +97,7 @@ def stretched(layer: nn.Module, tolerance: float, steps: int = 100) -> float:
 def main() -> None:
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
-    variation = lipflow.Potential(SmoothVariation(delta=0.5), smoothness=4 / 0.5, at_origin=0.0)
+    variation = lipflow.Potential(SmoothVariation(delta=0.5), smoothness=4 / 0.5)
     learned = LogSumExp(DenseWeight(8, 32))
     both = lipflow.Sum(learned, lipflow.Skew(DenseWeight(8, 8)))
     layers = {
@@ -111,7 +110,7 @@ def main() -> None:
     }
     print("layer                                declares L     ε        was seen to stretch by")
     for name, layer in layers.items():
-        bound = lipflow.lipschitz_bound(layer.eval(), in_shape=(8,), reach=10.0)
+        bound = lipflow.lipschitz_bound(layer.eval(), in_shape=(8,), domain=(-10.0, 10.0))
         found = stretched(layer, bound.tolerance)
         print(f"{name:<36} {bound.lipschitz:<14.8g} {bound.tolerance:<8.2g} {found:.4f}")
         assert found <= bound.lipschitz + 1e-12, "the bound does not hold"  # rounding of the quotient itself

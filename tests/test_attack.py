@@ -242,10 +242,14 @@ def test_what_is_wrong_to_begin_with():
 # The same whatever the batches
 
 
-@pytest.mark.parametrize("model", [_undefended(), lipflow.freeze(lipflow.build("cpl-digits", in_shape=(1, 4, 4)))])
+def _frozen() -> lipflow.Frozen:
+    return lipflow.freeze(lipflow.build("cpl-digits", in_shape=(1, 4, 4)))
+
+
+@pytest.mark.parametrize("model", [_undefended(), _frozen(), _frozen().module()], ids=["live", "frozen", "module"])
 def test_batches_do_not_matter(model):
     x = _images(23)
-    labels = model(x.to(next((p.dtype for p in model.parameters()), torch.float64))).argmax(1)
+    labels = model(x).argmax(1)
     whole = pgd(model, x, labels, ["1/10"], PGD(restarts=2))
     by_three = pgd(model, x, labels, ["1/10"], PGD(restarts=2, batch=3))
     part = pgd(model, x[10:], labels[10:], ["1/10"], PGD(restarts=2), indices=torch.arange(10, 23))
@@ -271,6 +275,14 @@ def test_bytes_are_255ths():
     model, pixels = _undefended(), (_images(4) * 255).to(torch.uint8)
     labels = model(pixels / 255).argmax(1)
     assert torch.equal(pgd(model, pixels, labels, [0]).images[:, 0], pixels.float() / 255)
+
+
+def test_a_frozen_network_is_attacked_as_it_is_and_as_a_module():
+    frozen, x = _frozen(), _images(12)
+    labels = frozen(x).argmax(1)
+    found, wrapped = (pgd(model, x, labels, ["1/2"]) for model in (frozen, frozen.module()))
+    assert torch.equal(found.images, wrapped.images)
+    assert found.images.dtype == torch.float64
 
 
 # The nearest

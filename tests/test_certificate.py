@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -151,6 +152,31 @@ def test_no_images(frozen):
 def test_bad_images(frozen, images, error, words):
     with pytest.raises(error, match=words):
         lipflow.certify(frozen, images)
+
+
+def test_a_certificate_holds_over_the_domain_that_it_was_made_for():
+    """Bytes are k/255 in any domain that holds 0 to 1; floats are taken up to its ends, and no further."""
+    frozen = lipflow.freeze(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), (1, 2, 2), domain=(-1, 3))
+    assert frozen.domain == (-1.0, 3.0)
+    pixels = torch.tensor([0, 255, 7, 100], dtype=torch.uint8).reshape(1, 1, 2, 2)
+    of_bytes, of_floats = lipflow.certify(frozen, pixels), lipflow.certify(frozen, pixels.double() / 255)
+    assert torch.equal(of_bytes.radius, of_floats.radius)
+    ends = torch.tensor([-1.0, 3.0, 0.0, 1.5], dtype=torch.float64).reshape(1, 1, 2, 2)
+    lipflow.certify(frozen, ends)
+    for outside in (ends * (1 + 2.0**-52), ends * math.nan):
+        with pytest.raises(ValueError, match=r"pixels in \[-1, 3\] \(or uint8\); these images contain"):
+            lipflow.certify(frozen, outside)
+
+
+def test_a_larger_domain_costs_radius():
+    """E grows with the norms that are reached; L does not."""
+    torch.manual_seed(0)
+    layer, x = nn.Linear(4, 3), torch.rand(5, 4)
+    found = [lipflow.freeze(layer, (4,), (-high, high)) for high in (1.0, 1e3, 1e6)]
+    assert len({frozen.lipschitz for frozen in found}) == 1
+    assert all(after.rounding > 100 * before.rounding for before, after in pairwise(found))
+    radii = [lipflow.certify(frozen, x).radius for frozen in found]
+    assert bool((radii[0] > radii[1]).all() & (radii[1] > radii[2]).all())
 
 
 def test_live_networks_are_not_certified():

@@ -1,6 +1,5 @@
 """The independent checker: it accepts what is true, and nothing else; with NumPy alone."""
 
-import hashlib
 import io
 import json
 import math
@@ -18,9 +17,14 @@ from torch import nn
 
 import lipflow
 from lipflow import blocks, check, record
+from lipflow.frozen import describe
 from lipflow.operators.fourier import phases
 from tests import contract
-from tests.frozen.test_network import FREEZABLE
+from tests.contract import FREEZABLE
+from tests.soundness import exact, graphs
+from tests.soundness.forging import bytes_of, certificate, forge, rejected
+from tests.soundness.forging import claims_of as _claims
+from tests.soundness.forging import sign as _sign
 
 NETWORKS = {
     "digits": lambda: lipflow.build("cpl-digits"),
@@ -30,12 +34,8 @@ NETWORKS = {
 
 
 def _certificate(folder, model, in_shape=None, count=40):
-    torch.manual_seed(1)
     frozen = lipflow.freeze(model, in_shape=in_shape)
-    images = (torch.rand(count, *frozen.in_shape) * 255).to(torch.uint8)
-    certificates = lipflow.certify(frozen, images)
-    record.write(folder, frozen, certificates, images, certificates.label)
-    return certificates
+    return certificate(folder, frozen, bytes_of(frozen, count))
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -112,6 +112,113 @@ def test_a_users_own_network(tmp_path):
     check.check(tmp_path, full=True)
 
 
+# Graphs, domains and heads
+
+
+@pytest.mark.parametrize("name", [*graphs.MODULES, *range(12)])
+def test_accepts_modules_with_branches(name, tmp_path):
+    module, shape = graphs.module(name)
+    _certificate(tmp_path, module, shape, count=5)
+    check.check(tmp_path, full=True)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_accepts_graphs_that_no_lowering_makes(seed, tmp_path):
+    frozen = graphs.random_graph(seed)
+    certificate(tmp_path, frozen, graphs.points(frozen, 4))
+    check.check(tmp_path, full=True)
+
+
+HEADS = {
+    "linear": lambda: nn.Linear(6, 3),
+    "two matrices": lambda: nn.Sequential(nn.Linear(6, 40), nn.Linear(40, 3)),
+    "truncated": lambda: blocks.Truncate(3),
+    "unit rows": lambda: blocks.LastLayerNormalization(6, 3),
+    "two classes": lambda: nn.Linear(6, 2),
+    "a sum of two": lambda: graphs.Of(lambda x, f, g: f(x) - 0.3 * g(x.flip(1)), nn.Linear(6, 3), nn.Linear(6, 3)),
+}
+
+
+@pytest.mark.parametrize("mirrored", [False, True], ids=["plain", "mirrored"])
+@pytest.mark.parametrize("head", HEADS)
+def test_accepts_heads_and_lowers_none_of_their_pairs(head, mirrored, tmp_path):
+    torch.manual_seed(0)
+    body = [lipflow.cpl_conv(1, 3), nn.Flatten()]
+    _certificate(
+        tmp_path, nn.Sequential(*([blocks.Mirrored(*body)] if mirrored else body), HEADS[head]()), (1, 2, 3), 5
+    )
+    check.check(tmp_path, full=True)
+    claims = _claims(tmp_path)
+    _lower(claims, ("pair_bounds", 0, 1), 1 - 1e-8)
+    _sign(tmp_path, claims)
+    with pytest.raises(check.Rejected, match="pair bound"):
+        check.check(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "domain", [(-1.0, 1.0), (0.0, 255.0), (-2.5, -0.5), (0.1, 0.1 + 2.0**-30), (-1e30, 1.0)], ids=str
+)
+def test_accepts_other_domains(domain, tmp_path):
+    """And a certificate for one domain is none for a larger one."""
+    torch.manual_seed(0)
+    frozen = lipflow.freeze(nn.Sequential(lipflow.cpl_dense(4, 5), nn.Linear(4, 3)), (4,), domain)
+    certificate(tmp_path, frozen, graphs.points(frozen, 6))
+    check.check(tmp_path, full=True)
+    low, high = domain
+    larger = [low - 4 * (high - low), high]
+
+    def change(description, tensors, claims):
+        description["domain"] = claims["domain"] = larger
+
+    forge(tmp_path, frozen, change)
+    assert "too low" in rejected(tmp_path)
+
+
+@pytest.mark.parametrize("domain", [(-1.0, 0.5), (0.25, 1.0)], ids=str)
+def test_images_of_bytes_are_in_the_domain(domain, tmp_path):
+    frozen = lipflow.freeze(nn.Linear(3, 2), (3,), domain)
+    x = torch.full((2, 3), 0.5, dtype=torch.float64)
+    certificate(tmp_path, frozen, x)
+    check.check(tmp_path, full=True)
+    _rows(tmp_path, images=lambda x: np.full(x.shape, 128, np.uint8))
+    _sign(tmp_path, _claims(tmp_path))
+    with pytest.raises(check.Rejected, match="outside of"):
+        check.check(tmp_path)
+
+
+def _network(frozen):
+    """A network as the checker holds it, and its own constants: (network, L of each vertex, E of each vertex)."""
+    description, tensors = describe(frozen)
+    claims = record.claims(frozen, lipflow.certify(frozen, graphs.points(frozen, 1)), {}, "", "")
+    arrays = {name: t.numpy() for name, t in tensors.items()}
+    network = check.Network(json.loads(json.dumps(description)), arrays, claims)
+    return network, *network.fold(claims["domain"], claims["vertices"])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_the_checker_runs_is_within_its_own_bounds(seed):
+    """Its own program, vertex by vertex, against the exact map."""
+    frozen = graphs.random_graph(seed)
+    network, _, errors = _network(frozen)
+    for x in graphs.points(frozen, 2, seed):
+        found, true = network.values(x.numpy()[None]), exact.values(frozen, exact.rational(x))
+        for ours, right, error in zip(found, true, errors, strict=True):
+            off = exact.square(exact.rational(torch.from_numpy(ours[0].copy())) - right)
+            assert exact.fraction(off) <= (error + exact.NEGLIGIBLE) ** 2
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("kinds", ["EXACT_ROWS", "LINEAR"])
+def test_the_constants_of_the_checker_are_above_the_true_ones(kinds, seed):
+    """Of networks that are affine, in rationals: pairs of classes, and L against a column and a row of the matrix."""
+    frozen = graphs.random_graph(seed, getattr(graphs, kinds))
+    network, constants, _ = _network(frozen)
+    bounds, rows = network.pair_bounds(constants), exact.matrix(frozen)
+    for i, j in ((0, 1), (0, 2), (2, 1)):
+        assert Fraction(bounds[i, j]) ** 2 >= exact.fraction(exact.square(rows[i] - rows[j]))
+    assert all(constants[-1] ** 2 >= exact.fraction(exact.square(v)) for v in (*rows, *rows.T))
+
+
 def test_runs_without_torch(tmp_path):
     _certificate(tmp_path, NETWORKS["digits"]())
     code = (
@@ -141,17 +248,6 @@ def good(tmp_path_factory):
 def copied(good, tmp_path):
     shutil.copytree(good, tmp_path / "copy")
     return tmp_path / "copy"
-
-
-def _claims(folder):
-    return json.loads((folder / record.CLAIMS).read_text())
-
-
-def _sign(folder, claims):
-    """Write claims with digests that fit."""
-    claims.pop("digest", None)
-    claims["files"] = {n: hashlib.sha256((folder / n).read_bytes()).hexdigest() for n in (record.WEIGHTS, record.ROWS)}
-    (folder / record.CLAIMS).write_text(json.dumps(dict(claims, digest=record.digest(claims))))
 
 
 def _rows(folder, **changes):
@@ -217,32 +313,40 @@ def _lower(claims, path, factor):
     inner[path[-1]] *= factor
 
 
+def _place(claims, kind, listed="primitives"):
+    """Where the first of a kind is listed."""
+    return next(i for i, entry in enumerate(claims[listed]) if entry["kind"] == kind)
+
+
 @pytest.mark.parametrize(
     ("path", "words"),
     [
         (("lipschitz",), r"L = .* too low"),
         (("rounding",), r"E = .* too low"),
         (("pair_bounds", 0, 1), "pair bound"),
-        (("primitives", 2, "norm"), "claimed norm"),
-        (("primitives", -1, "norm"), "claimed norm"),
-        (("primitives", 2, "lipschitz"), "L = .* too low"),
-        (("primitives", 2, "rounding"), "rounding is stated too low"),
-        (("primitives", 2, "reach"), "norm of its input is stated too low"),
+        (("primitives", "descent", "norm"), "claimed norm"),
+        (("primitives", "affine", "norm"), "claimed norm"),
+        (("vertices", "descent", "lipschitz"), "L = .* too low"),
+        (("vertices", "descent", "rounding"), "rounding is stated too low"),
+        (("vertices", "descent", "reach"), "norm of its value is stated too low"),
+        (("vertices", "input", "reach"), "norm of its value is stated too low"),
     ],
 )
 def test_a_constant_stated_too_low_is_rejected(copied, path, words):
     claims = _claims(copied)
+    if path[0] in ("primitives", "vertices"):
+        path = (path[0], _place(claims, path[1], path[0]), path[2])
     _lower(claims, path, 1 - 1e-6)
     _sign(copied, claims)
     with pytest.raises(check.Rejected, match=words):
         check.check(copied)
 
 
-@pytest.mark.parametrize("index", [2, -1], ids=["descent", "matrix"])
-def test_a_negative_norm_is_rejected(copied, index):
+@pytest.mark.parametrize("kind", ["descent", "affine"])
+def test_a_negative_norm_is_rejected(copied, kind):
     """Its square proves as much as that of the true one, and a negative L would make any radius follow."""
     claims = _claims(copied)
-    _lower(claims, ("primitives", index, "norm"), -1.0)
+    _lower(claims, ("primitives", _place(claims, kind), "norm"), -1.0)
     _sign(copied, claims)
     with pytest.raises(check.Rejected, match="a norm is not negative"):
         check.check(copied)
@@ -251,7 +355,7 @@ def test_a_negative_norm_is_rejected(copied, index):
 def test_a_norm_stated_too_high_costs_the_radii(copied):
     """A looser norm is true, but then h·B² > 2, so the layer may expand and the radii no longer follow."""
     claims = _claims(copied)
-    claims["primitives"][2]["norm"] *= 1.01
+    claims["primitives"][_place(claims, "descent")]["norm"] *= 1.01
     _sign(copied, claims)
     with pytest.raises(check.Rejected):
         check.check(copied)
@@ -296,8 +400,8 @@ def _at_seven(value):
         (dict(label=_at_seven(-1)), "label has not"),
         (dict(logits=_at_seven(np.nan)), "label has not"),
         (dict(logits=_at_seven(np.inf)), "label has not"),
-        (dict(images=lambda x: _at_seven(np.nan)(x / 255)), r"outside of \[0, 1\]"),
-        (dict(images=lambda x: _at_seven(np.nextafter(1, 2))(x / 255)), r"outside of \[0, 1\]"),
+        (dict(images=lambda x: _at_seven(np.nan)(x / 255)), r"outside of \[0.0, 1.0\]"),
+        (dict(images=lambda x: _at_seven(np.nextafter(1, 2))(x / 255)), r"outside of \[0.0, 1.0\]"),
         (dict(images=lambda x: x.astype(complex)), "images are bytes or floats"),
         (dict(images=lambda x: (x / 255).astype(np.longdouble)), "images are bytes or floats"),
         (dict(images=lambda x: (x // 255).astype(np.int64)), "images are bytes or floats"),
@@ -445,23 +549,26 @@ def test_a_file_in_the_place_of_the_folder_is_rejected(good):
 
 
 @pytest.mark.parametrize("word", ["1e999999999", "2", None, [2.0], {}])
-@pytest.mark.parametrize("path", [("lipschitz",), ("rounding",), ("primitives", 2, "reach"), ("primitives", 2, "norm")])
+@pytest.mark.parametrize(
+    "path", [("lipschitz",), ("rounding",), ("vertices", 2, "reach"), ("primitives", "descent", "norm"), ("domain", 1)]
+)
 def test_only_numbers_are_numbers(copied, path, word):
     """A word that stands for a number of 10⁹ digits is not computed."""
     claims = _claims(copied)
     inner = claims
     for key in path[:-1]:
-        inner = inner[key]
+        inner = inner[_place(claims, key) if key == "descent" else key]
     inner[path[-1]] = word
     _sign(copied, claims)
-    with pytest.raises(check.Rejected, match="stands where a number should"):
+    with pytest.raises(check.Rejected, match=r"stands where a number should|domains do not agree"):
         check.check(copied)
 
 
 def test_a_step_is_bounded_as_it_is_run():
     """2⁵³ + 3 is no float64: what multiplies is 2⁵³ + 4, and that is what L is about."""
-    described = dict(kind="descent", map=dict(geometry=None), h=2**53 + 3, name="relu")
-    step = check.Descent(described, dict(weight=np.ones((1, 1)), bias=np.ones(1)), Fraction(1))
+    op = dict(kind="matrix", geometry={}, adjoint=False, weight="weight")
+    described = dict(kind="descent", op=op, bias="bias", h=2**53 + 3, sigma="relu")
+    step = check.Descent(described, dict(weight=np.ones((1, 1)), bias=np.ones(1)), dict(norm=1 + 2.0**-30), "it")
     assert Fraction(step.run(np.zeros((1, 1))).item()) == -step.h
 
 
@@ -494,10 +601,10 @@ def test_a_long_band_leaves_room_for_the_norm_of_its_residual_only():
 
 def test_a_width_is_an_integer():
     """With 4.0 the errors would be rounded floats, and no rationals."""
-    tensors = dict(real=np.ones((4, 3, 1, 1)), imaginary=np.zeros((4, 3, 1, 1)))
-    check.KINDS["spectral"](dict(width=4), tensors, Fraction(1))
+    parts = np.ones((4, 3, 1, 1)), np.zeros((4, 3, 1, 1))
+    check.Fourier(*parts, dict(in_size=[4, 4]))
     with pytest.raises(check.Rejected, match="w // 2"):
-        check.KINDS["spectral"](dict(width=4.0), tensors, Fraction(1))
+        check.Fourier(*parts, dict(in_size=[4, 4.0]))
 
 
 @pytest.mark.parametrize("name", FREEZABLE)
@@ -507,32 +614,50 @@ def test_no_row_of_a_ledger_can_be_lowered(name, tmp_path):
     _certificate(tmp_path, network, contract.LAYERS[name].shape, count=1)
     honest = (tmp_path / record.CLAIMS).read_text()
     tried = 0
-    for i, row in enumerate(json.loads(honest)["primitives"]):
-        for field, factor in (("lipschitz", 1 - 1e-6), ("rounding", 0.5), ("reach", 0.5)):
+    for i, row in enumerate(json.loads(honest)["vertices"]):
+        for field, factor in (("lipschitz", 1 - 1e-6), ("rounding", 1 - 1e-6), ("reach", 0.49)):
             if row[field]:
                 claims = json.loads(honest)
-                claims["primitives"][i][field] *= factor
+                claims["vertices"][i][field] *= factor
                 _sign(tmp_path, claims)
                 with pytest.raises(check.Rejected, match="is stated too low"):
                     check.check(tmp_path)
                 tried += 1
-    assert tried >= 2
+    assert tried >= 3
 
 
 @pytest.mark.parametrize(
     "lie",
     [
-        dict(schema=2),
+        dict(schema=3),
         dict(dtype="float32"),
         dict(domain=[0, 2]),
         dict(norm="Linf"),
         dict(classes=9),
         dict(in_shape=[1, 8, 9]),
         dict(primitives=[]),
+        dict(vertices=[]),
     ],
     ids=str,
 )
 def test_a_lie_in_the_head_is_rejected_with_a_digest_that_fits(copied, lie):
     _sign(copied, _claims(copied) | lie)
-    with pytest.raises(check.Rejected, match=r"this checker|shapes do not agree|classes|does not list every primitive"):
+    words = r"this checker|do not agree|classes|does not list every"
+    with pytest.raises(check.Rejected, match=words):
         check.check(copied)
+
+
+def test_a_certificate_of_the_first_schema_is_rejected_and_says_what_to_do(copied):
+    _sign(copied, _claims(copied) | dict(schema=1))
+    with pytest.raises(check.Rejected, match="reads schema 2, not 1: certify the network again"):
+        check.check(copied)
+
+
+def test_a_network_of_the_first_schema_is_rejected(tmp_path):
+    frozen = lipflow.freeze(nn.Linear(3, 2), (3,))
+    certificate(tmp_path, frozen, bytes_of(frozen, 2))
+    forge(tmp_path, frozen, lambda description, tensors, claims: description.update(schema=1))
+    with pytest.raises(check.Rejected, match="networks of schema 2, not 1"):
+        check.check(tmp_path)
+    with pytest.raises(ValueError, match=r"schema 1, of another version of lipflow, .* freeze and certify"):
+        lipflow.Frozen.load(tmp_path / record.WEIGHTS)

@@ -15,7 +15,11 @@ ORDER = [
     "files",
     "machine",
     "rounding",
+    "shapes",
     "operators",
+    "node",
+    "primitives",
+    "graph",
     "bound",
     "flows",
     "blocks",
@@ -26,6 +30,7 @@ ORDER = [
     "frozen",
     "record",
     "attack",
+    "testing",
     "train",
     "pretrained",
     "report",
@@ -73,8 +78,8 @@ def test_dependencies_point_one_way(path):
 def test_files_are_short():
     """The checker is one file by intent: a reader should need no other."""
     lengths = {p.relative_to(PACKAGE): len(p.read_text().splitlines()) for p in PACKAGE.rglob("*.py")}
-    assert lengths.pop(Path("check.py")) <= 860
-    assert max(lengths.values()) <= 400
+    assert lengths.pop(Path("check.py")) <= 1080
+    assert max(lengths.values()) <= 430
 
 
 def test_import_is_light():

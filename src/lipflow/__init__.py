@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _ROOMS = {
-    "bound": ("Assume", "Bound", "Domain", "Lipschitz", "lipschitz_bound"),
+    "bound": ("Assume", "Bound", "lipschitz_bound"),
+    "node": ("LoweringError", "Node"),
     "operators": ("Conv2d", "Dense", "LinearOperator", "norm_bound", "norm_estimate"),
     "flows": (
         "ConvWeight",
@@ -60,14 +61,19 @@ _MODULES = (
     "data",
     "flows",
     "frozen",
+    "graph",
     "losses",
     "machine",
     "models",
+    "node",
     "operators",
     "pretrained",
+    "primitives",
     "record",
     "report",
     "rounding",
+    "shapes",
+    "testing",
     "train",
 )
 
@@ -82,14 +88,19 @@ if TYPE_CHECKING:  # the same names for who reads types, and no others; a test h
     from lipflow import data as data
     from lipflow import flows as flows
     from lipflow import frozen as frozen
+    from lipflow import graph as graph
     from lipflow import losses as losses
     from lipflow import machine as machine
     from lipflow import models as models
+    from lipflow import node as node
     from lipflow import operators as operators
     from lipflow import pretrained as pretrained
+    from lipflow import primitives as primitives
     from lipflow import record as record
     from lipflow import report as report
     from lipflow import rounding as rounding
+    from lipflow import shapes as shapes
+    from lipflow import testing as testing
     from lipflow import train as train
     from lipflow.blocks import bcop_conv as bcop_conv
     from lipflow.blocks import bjorck_dense as bjorck_dense
@@ -102,8 +113,6 @@ if TYPE_CHECKING:  # the same names for who reads types, and no others; a test h
     from lipflow.blocks import spectral_dense as spectral_dense
     from lipflow.bound import Assume as Assume
     from lipflow.bound import Bound as Bound
-    from lipflow.bound import Domain as Domain
-    from lipflow.bound import Lipschitz as Lipschitz
     from lipflow.bound import lipschitz_bound as lipschitz_bound
     from lipflow.certificate import Certificates as Certificates
     from lipflow.flows import ConvexPotential as ConvexPotential
@@ -134,6 +143,8 @@ if TYPE_CHECKING:  # the same names for who reads types, and no others; a test h
     from lipflow.models import Network as Network
     from lipflow.models import build as build
     from lipflow.models import list_models as list_models
+    from lipflow.node import LoweringError as LoweringError
+    from lipflow.node import Node as Node
     from lipflow.operators import Conv2d as Conv2d
     from lipflow.operators import Dense as Dense
     from lipflow.operators import LinearOperator as LinearOperator

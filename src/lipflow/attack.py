@@ -334,7 +334,7 @@ class SameDtype(nn.Module):
     compute in float64 in here; judge what an attack returns by the network itself.
     """
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: Model) -> None:
         super().__init__()
         self.network = network
 

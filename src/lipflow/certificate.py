@@ -65,14 +65,20 @@ class Certificates:
         return float((right if eps is None else right & self.certified(eps)).double().mean())
 
 
-def require_pixels(images: Tensor) -> None:
-    """Refuse what the certificate does not speak of: NaN, infinities, values outside [0, 1]."""
+def require_pixels(images: Tensor, domain: tuple[float, float] = (0.0, 1.0)) -> None:
+    """Refuse what the certificate says nothing of: NaN, infinities, values outside of the domain."""
+    low, high = domain
+    if images.dtype == torch.uint8 and not low <= 0 < 1 <= high:
+        raise ValueError(f"bytes k are read as k/255, and this network was frozen for values in [{low:g}, {high:g}]")
     if images.dtype == torch.uint8 or not images.is_floating_point() or not images.numel():
         return
-    inside = (images >= 0) & (images <= 1)  # false for NaN
+    inside = (images >= low) & (images <= high)  # false for NaN
     if not bool(inside.all()):
-        bad = images[~inside][0].item()
-        raise ValueError(f"certificates are for pixels in [0, 1] (or uint8); these images contain {bad}{_hint(images)}")
+        bad, hint = images[~inside][0].item(), _hint(images) if domain == (0.0, 1.0) else ""
+        bytes_too = " (or uint8)" if low <= 0 < 1 <= high else ""
+        raise ValueError(
+            f"certificates are for pixels in [{low:g}, {high:g}]{bytes_too}; these images contain {bad}{hint}"
+        )
 
 
 def _hint(images: Tensor) -> str:

@@ -59,7 +59,9 @@ def up(q):
 def sqrt_up(q):
     a, b = q.numerator, q.denominator
     k = max(0, 61 - (a * b).bit_length() // 2)
-    return Fraction(math.isqrt(a * b << 2 * k) + 1, b << k) if q else Fraction(0)
+    square = a * b << 2 * k
+    root = math.isqrt(square)
+    return Fraction(root + (root * root < square), b << k)
 
 
 def square_sum(x):
@@ -256,20 +258,38 @@ def unit_circle(t, turn):
     return np.where((octant >= 2) & (octant < 6), -x, x), np.where(octant >= 4, -y, y)
 
 
-# Linear maps, and how they round
+# Linear operators, and how they round
 
 
-class Linear:
+class Operator:
+    """What every operator has: in_shape, out_shape, entries (of both), its claimed norm, apply and apply_error."""
+
+    in_shape: tuple[int, ...]
+    out_shape: tuple[int, ...]
+    norm = Fraction(0)
+
+    @property
+    def entries(self):
+        return math.prod(self.in_shape) + math.prod(self.out_shape)
+
+
+class Adjoint(Operator):
+    def __init__(self, op):
+        self.op, self.in_shape, self.out_shape, self.norm = op, op.out_shape, op.in_shape, op.norm
+        self.apply, self.adjoint = op.adjoint, op.apply
+        self.apply_error, self.adjoint_error = op.adjoint_error, op.apply_error
+
+
+class Linear(Operator):
     """A matrix, or a convolution with its geometry."""
 
     def __init__(self, weight, geometry):
         self.axes: Any = None
         self.weight, self.groups, self.circular, self.repeats = weight, 1, False, 1
         if geometry is None:
-            require(weight.ndim == 2, "a matrix has two axes")
-            self.dots, self.entries = (weight.shape[1], weight.shape[0]), sum(weight.shape)
-            self.in_shape, self.out_channels = (weight.shape[1],), weight.shape[0]
-            self.out_entries, sums = weight.shape[0], (np.abs(weight).sum(1), np.abs(weight).sum(0))
+            require(weight.ndim == 2 and weight.size > 0, "a matrix has two axes")
+            self.dots, (self.out_shape, self.in_shape) = weight.shape[::-1], [(n,) for n in weight.shape]
+            sums = np.abs(weight).sum(1), np.abs(weight).sum(0)
         else:
             sums = self._convolution(geometry)
         terms = max(weight.shape) if geometry is None else weight.size
@@ -277,14 +297,16 @@ class Linear:
         self.spread = sqrt_up(product / (1 - gamma(terms)) ** 2) + terms * TINY
 
     def _convolution(self, geometry):
+        require(self.weight.ndim == 4 and self.weight.size > 0, "a kernel has four axes")
         out, grouped, height, width = self.weight.shape
         self.groups, self.circular = geometry["groups"], geometry["padding_mode"] == "circular"
         require(geometry["padding_mode"] in ("zeros", "circular"), "padding is zeros or circular")
-        require(self.groups >= 1 and out % self.groups == 0, "groups divide the channels")
+        require(type(self.groups) is int and self.groups >= 1 and out % self.groups == 0, "groups divide the channels")
         self.axes = []
         for i, k in enumerate((height, width)):
             n, (before, after) = geometry["in_size"][i], geometry["padding"][i]
             s, d = geometry["stride"][i], geometry["dilation"][i]
+            require(all(type(number) is int for number in (n, before, after, s, d)), "the geometry is of integers")
             require(min(n, s, d) >= 1 and min(before, after) >= 0, "a size of the geometry is not positive")
             extent = d * (k - 1) + 1
             outputs = (n + before + after - extent) // s + 1
@@ -292,17 +314,24 @@ class Linear:
             self.axes.append(
                 dict(size=n, kernel=k, before=before, after=after, stride=s, dilation=d, extent=extent, outputs=outputs)
             )
-        self.in_shape, self.out_channels = (self.groups * grouped, *(a["size"] for a in self.axes)), out
-        positions = math.prod(a["outputs"] for a in self.axes)
-        self.out_entries = out * positions
-        self.entries = self.groups * grouped * math.prod(a["size"] for a in self.axes) + self.out_entries
+        self.in_shape = (self.groups * grouped, *(a["size"] for a in self.axes))
+        self.out_shape = (out, *(a["outputs"] for a in self.axes))
         if self.circular:
             self.repeats = math.prod(-(-(a["size"] + a["before"] + a["after"]) // a["size"]) for a in self.axes)
         self.dots = grouped * height * width + 1, out // self.groups * height * width + 1 + self.repeats
         magnitude = np.abs(self.weight)
         return magnitude.sum((1, 2, 3)), magnitude.reshape(self.groups, -1, *self.weight.shape[1:]).sum((1, 3, 4))
 
-    def error(self, dot, reach):
+    def verify(self, claim, name):
+        verify_norm(self, claim, name)
+
+    def apply_error(self, reach):
+        return self._error(self.dots[0], reach)
+
+    def adjoint_error(self, reach):
+        return self._error(self.dots[1], reach)
+
+    def _error(self, dot, reach):
         return in_range(gamma(dot) * self.spread * reach + dot * self.repeats * self.entries * TINY)
 
     def _windows(self):
@@ -362,149 +391,15 @@ class Linear:
         return np.array_equal(blocks, -np.swapaxes(blocks, 1, 2)[..., ::-1, ::-1])
 
 
-# The primitives: run(x), the Lipschitz constant, and the rounding error on inputs of norm at most X
-
-
-SIGMA = {"relu": lambda y: np.maximum(y, 0.0), "hardtanh": lambda y: np.clip(y, -1.0, 1.0)}
-POINTWISE = {"relu": SIGMA["relu"], "abs": np.abs}
-
-
-class Primitive:
-    """What every kind shares; `p` is its description, `t` its tensors, `norm` its verified claim (or None)."""
-
-    def __init__(self, p, t, norm):
-        self.p, self.t, self.norm = p, t, norm
-        self.map: Any = Linear(t["weight"], p["map"]["geometry"]) if "map" in p else None
-        self.setup()
-
-    def setup(self):
-        pass
-
-    def verify(self, claim, name):
-        if self.map is not None:
-            verify_norm(self.map, claim, name)
-
-    def fits(self, shape):
-        """Whether inputs of a shape are what the constants are about; nothing is broadcast against them."""
-        bias = self.t.get("bias")
-        return shape == self.map.in_shape and (bias is None or bias.shape == (self.map.out_channels,))
-
-    def lipschitz(self):
-        return Fraction(1)
-
-    def error(self, reach, entries):
-        return Fraction(0)
-
-    def column(self, name, x):
-        return self.t[name].reshape(-1, *[1] * (x.ndim - 2))
-
-
-class Affine(Primitive):
-    def run(self, x):
-        y = self.map.apply(x)
-        return y + self.column("bias", y)
-
-    def lipschitz(self):
-        return self.norm
-
-    def bias_norm(self):
-        return norm_up(self.t["bias"]) * sqrt_up(Fraction(self.map.out_entries // self.t["bias"].size))
-
-    def error(self, reach, entries):
-        dot = self.map.dots[0] + 1
-        return in_range(gamma(dot) * (self.map.spread * reach + self.bias_norm()) + dot * self.map.entries * TINY)
-
-
-class Descent(Affine):
-    def setup(self):
-        self.h = Fraction(float(self.p["h"]))  # an integer, too, is run as a float
-        require((self.h == 0 or self.h >= TINY) and self.p["name"] in SIGMA, "a descent needs h ≥ 0 and a known σ")
-
-    def gradient(self, x):
-        return self.map.adjoint(SIGMA[self.p["name"]](Affine.run(self, x)))
-
-    def run(self, x):
-        return x - self.p["h"] * self.gradient(x)
-
-    def lipschitz(self):
-        return max(Fraction(1), self.h * self.norm**2 - 1)
-
-    def gradient_error(self, reach):
-        """(error of the computed gradient, its norm)."""
-        e = Affine.error(self, reach, 0)
-        inner = self.norm * reach + self.bias_norm() + e
-        wrong = self.map.error(self.map.dots[1], inner)
-        return self.norm * e + wrong, self.norm * inner + wrong
-
-    def error(self, reach, entries):
-        wrong, size = self.gradient_error(reach)
-        return self.h * wrong + 3 * U * (reach + self.h * size) + 2 * self.map.entries * TINY
-
-
-class Proximal(Descent):
-    def setup(self):
-        super().setup()
-        self.tau, self.n = Fraction(float(self.p["tau"])), self.p["iterations"]
-        require(TINY <= self.tau <= 1 and 1 <= self.n <= 10**4, "a proximal layer needs 0 < τ ≤ 1 and iterations")
-
-    def run(self, x):
-        z = x
-        for _ in range(self.n):
-            z = z - self.p["tau"] * ((z - x) + self.p["h"] * self.gradient(z))
-        return 2 * z - x if self.p["reflect"] else z
-
-    def lipschitz(self):
-        require(self.tau * (2 + self.h * self.norm**2) <= 2, "a proximal layer's τ is too large for its norm")
-        return Fraction(1)
-
-    def error(self, reach, entries):
-        within = 2 * (reach + 2 * self.h * self.norm * self.bias_norm())
-        wrong, size = self.gradient_error(within)
-        step = self.tau * self.h * wrong + gamma(6) * (3 * within + self.h * size)
-        total = (step + 8 * self.map.entries * TINY * (1 + self.h)) / self.tau
-        require(total <= within / 2, "the rounding of a proximal layer outgrows what it computes")
-        if not self.p["reflect"]:
-            return total
-        left = Fraction(up((1 - self.tau) ** self.n)) * self.h * self.norm * (self.norm * reach + self.bias_norm())
-        return 2 * total + 2 * left + 2 * U * (2 * within + reach)
-
-
-class Series(Primitive):
-    def setup(self):
-        self.h, self.terms = Fraction(float(self.p["h"])), self.p["terms"]
-        some = self.h >= 1000 * TINY and 1 <= self.terms <= 1000
-        require(some and self.map.skew(), "a series needs h > 0, terms, and a skew map")
-
-    def run(self, x):
-        total = term = x
-        for j in range(1, self.terms):
-            term = self.map.apply(term) * (self.p["h"] / j)
-            total = total + term
-        return total
-
-    def lipschitz(self):
-        return 1 + (self.h * self.norm) ** self.terms / math.factorial(self.terms)
-
-    def error(self, reach, entries):
-        size, wrong, total, sums = reach, Fraction(0), Fraction(0), reach
-        for j in range(1, self.terms):
-            scale = self.h / j
-            wrong = scale * (self.norm * wrong + self.map.error(self.map.dots[0], size + wrong))
-            size = scale * self.norm * size
-            wrong += 4 * U * (size + wrong) + self.map.entries * TINY
-            sums += size + wrong
-            total += wrong + U * sums * (1 + 2 * U) ** self.terms
-        return total
-
-
-class Spectral(Primitive):
+class Fourier(Operator):
     """A matrix at each frequency, between real Fourier transforms of rows and columns (docs/soundness-spectral.md)."""
 
-    def setup(self):
-        self.re, self.im, w = self.t["real"], self.t["imaginary"], self.p["width"]
+    def __init__(self, real, imaginary, geometry):
+        self.re, self.im, (h, w) = real, imaginary, geometry["in_size"]
         fits = self.re.ndim == 4 and self.re.shape == self.im.shape and self.re.size and type(w) is int and w >= 1
-        require(fits and self.re.shape[1] == w // 2 + 1, "a spectral map has matrices at w // 2 + 1 columns")
-        h, m = self.re.shape[:2]
+        require(fits and self.re.shape[:2] == (h, w // 2 + 1), "a Fourier map has matrices at h and w // 2 + 1 places")
+        self.width, m = w, self.re.shape[1]
+        self.in_shape, self.out_shape = (self.re.shape[3], h, w), (self.re.shape[2], h, w)
         own = np.array([1.0 if 2 * f % w == 0 else 2.0 for f in range(m)])
         cosine, sine = (np.sqrt(own / w)[:, None] * t for t in unit_circle(np.outer(np.arange(m), np.arange(w)) % w, w))
         self.rows = np.concatenate([cosine, -sine])
@@ -518,15 +413,12 @@ class Spectral(Primitive):
         scale = max(power_of_two(self.re), power_of_two(self.im))
         if not scale:
             return
-        room = self.norm / Fraction(scale) - 4 * self.re[0, 0].size * TINY
+        room = number(claim["norm"]) / Fraction(scale) - 4 * self.re[0, 0].size * TINY
         require(room > 0, f"{name}: the claimed norm is not above the rounding of its proof")
         for re, im in zip(self.re / scale, self.im / scale, strict=True):
             verify_gram(np.block([[re, -im], [im, re]]), room**2, name)
 
-    def fits(self, shape):
-        return shape == (self.re.shape[3], self.re.shape[0], self.p["width"])
-
-    def run(self, x):
+    def apply(self, x):
         (n, into), (h, m, out, _) = x.shape[:2], self.re.shape
         z = (x @ self.rows.T).reshape(n, into, h, 2, m).transpose(0, 1, 4, 3, 2).reshape(n, into, m, 2 * h)
         a, b = (z @ self.columns.T).reshape(n, into, m, 2, h).transpose(3, 4, 2, 1, 0)
@@ -534,97 +426,360 @@ class Spectral(Primitive):
         y = (y.reshape(n, out, m, 2 * h) @ self.columns).reshape(n, out, m, 2, h).transpose(0, 1, 4, 3, 2)
         return y.reshape(n, out, h, 2 * m) @ self.rows
 
-    def lipschitz(self):
-        return self.norm
-
-    def error(self, reach, entries):
-        (h, m, out, into), w, wrong = self.re.shape, self.p["width"], Fraction(0)
+    def apply_error(self, reach):
+        (h, m, out, into), w, wrong = self.re.shape, self.width, Fraction(0)
         row = 1, sqrt_up(Fraction(w)), 12 * U * sqrt_up(Fraction(2 * w))
         column = 1, sqrt_up(Fraction(2 * h)), 24 * U * sqrt_up(Fraction(h))
         products = (w, row), (2 * h, column), (2 * into, (self.norm, self.spread, 0)), (2 * h, column), (2 * m, row)
         for n, (norm, spread, off) in products:
             local = (gamma(n) * (spread + off) + off) * (reach + wrong) + n * 2 * h * m * max(out, into) * TINY
             wrong, reach = norm * wrong + local, norm * reach
-        return wrong
+        return in_range(wrong)
+
+    def adjoint(self, y):
+        raise Rejected("no primitive applies the adjoint of a Fourier map")
+
+    adjoint_error = adjoint
 
 
-class Center(Primitive):
-    def fits(self, shape):
-        return self.t["mean"].shape == self.t["scale"].shape == shape[:1]
-
-    def run(self, x):
-        return (x - self.column("mean", x)) * self.column("scale", x)
-
-    def lipschitz(self):
-        return Fraction(float(np.abs(self.t["scale"]).max()))
-
-    def error(self, reach, entries):
-        away = reach + norm_up(self.t["mean"]) * sqrt_up(Fraction(entries // self.t["mean"].size))
-        return gamma(2) * self.lipschitz() * away + 2 * entries * TINY * (1 + self.lipschitz())
+def tensor_of(tensors, name, kind="f"):
+    """A tensor of float64, or of integers: in integers of 32 bits, -2³¹ is its own absolute value."""
+    require(tensors[name].dtype.kind == kind, f"{name} has numbers of another type than it should")
+    return tensors[name]
 
 
-class Pointwise(Primitive):
-    def fits(self, shape):
-        return True
-
-    def run(self, x):
-        return POINTWISE[self.p["name"]](x)
-
-
-class GroupSort(Primitive):
-    def fits(self, shape):
-        return self.p["group"] >= 1 and shape[0] % self.p["group"] == 0
-
-    def run(self, x):
-        groups = x.reshape(len(x), self.p["group"], -1, *x.shape[2:])
-        return -np.sort(-groups, 1).reshape(x.shape)
+def operator_of(p, tensors, claim, name):
+    """An operator, its claimed norm verified."""
+    geometry, kind = p["geometry"], p["kind"]
+    require(kind in ("matrix", "convolution", "fourier"), f"{name}: its operator is of no known kind")
+    if kind == "fourier":
+        op = Fourier(tensor_of(tensors, p["real"]), tensor_of(tensors, p["imaginary"]), geometry)
+    else:
+        op = Linear(tensor_of(tensors, p["weight"]), geometry if kind == "convolution" else None)
+    op.norm = number(claim["norm"])
+    require(op.norm >= 0, f"{name}: a norm is not negative")
+    op.verify(claim, name)
+    return Adjoint(op) if p["adjoint"] else op
 
 
-class Householder(Primitive):
+# The primitives: run(*xs), how far they stretch, and their rounding error on inputs of norms at most X
+
+
+SIGMA = {"relu": lambda y: np.maximum(y, 0.0), "hardtanh": lambda y: np.clip(y, -1.0, 1.0)}
+POINTWISE = {**SIGMA, "abs": np.abs}
+
+
+class Primitive:
+    """What every kind shares; `p` is its description, and what it says of tensors and of its operator is looked up."""
+
+    def __init__(self, p, tensors, claim, name):
+        held = {key: "i" if key == "index" else "f" for key in TENSORS if p.get(key) is not None}
+        self.p, self.t = p, {key: tensor_of(tensors, p[key], kind) for key, kind in held.items()}
+        self.op: Any = operator_of(p["op"], tensors, claim, name) if "op" in p else None
+        self.bias = self.t.get("bias")
+        if self.op is not None:
+            require(self.bias is None or self.bias.shape == self.op.out_shape[:1], f"{name}: its bias does not fit")
+        self.setup()
+
     def setup(self):
-        pairs = zip(self.t["sine"].tolist(), self.t["cosine"].tolist(), strict=True)
-        self.square = max(Fraction(s) ** 2 + Fraction(c) ** 2 for s, c in pairs)
+        pass
 
-    def fits(self, shape):
-        return self.t["sine"].shape == self.t["cosine"].shape == (shape[0] / 2,)
+    def out_shape(self, *shapes):
+        """The shape of the output; inputs that the constants say nothing of are refused, and nothing is broadcast."""
+        self.fit(len(shapes) == 1)
+        return shapes[0]
+
+    def fit(self, holds):
+        require(holds, f"a {self.p['kind']} does not take inputs of these shapes")
+
+    def lipschitz(self, *distances):
+        return distances[0]
+
+    def error(self, entries, *reaches):
+        return Fraction(0)
+
+    def column(self, t, x):
+        return t.reshape(-1, *[1] * (x.ndim - 2))
+
+
+class Input(Primitive):
+    def out_shape(self, *shapes):
+        require(not shapes and all(type(n) is int and n >= 1 for n in self.p["shape"]), "an input has a shape")
+        return tuple(self.p["shape"])
+
+
+class Constant(Primitive):
+    def out_shape(self, *shapes):
+        self.fit(not shapes)
+        return self.t["value"].shape
+
+    def run(self):
+        return self.t["value"][None]
+
+    def lipschitz(self, *distances):
+        return Fraction(0)
+
+
+class Gather(Primitive):
+    """Entry i is entry index[i] of the inputs, flattened one after the other; -1 is a zero."""
+
+    def setup(self):
+        self.index, self.sizes = self.t["index"], self.p["sizes"]
+        require(self.sizes and all(type(n) is int and n >= 1 for n in self.sizes), "a gather has inputs")
+        require(self.index.size > 0, "a gather takes entries")
+        require(self.index.min() >= -1 and self.index.max() < sum(self.sizes), "a gather stays within its inputs")
+        self.flat = self.index.reshape(-1)
+        counts = np.bincount(self.flat[self.flat >= 0], minlength=sum(self.sizes))
+        ends = np.cumsum(self.sizes)
+        self.counts = [int(part.max()) for part in np.split(counts, ends[:-1])]
+
+    def out_shape(self, *shapes):
+        self.fit([math.prod(shape) for shape in shapes] == self.sizes)
+        return self.index.shape
+
+    def run(self, *xs):
+        batch = max(map(len, xs))
+        joined = np.concatenate([np.broadcast_to(x.reshape(len(x), -1), (batch, x[0].size)) for x in xs], 1)
+        taken = np.where(self.flat < 0, 0.0, joined[:, np.maximum(self.flat, 0)])
+        return taken.reshape(batch, *self.index.shape)
+
+    def lipschitz(self, *distances):
+        if self.counts == [1]:
+            return distances[0]
+        return sqrt_up(sum((m * d * d for m, d in zip(self.counts, distances, strict=True)), Fraction(0)))
+
+    def back(self, rows):
+        spread = np.zeros((sum(self.sizes), len(rows)))
+        np.add.at(spread, self.flat[self.flat >= 0], rows.reshape(len(rows), -1).T[self.flat >= 0])
+        root = sqrt_up(Fraction(max(self.counts)))
+        for new in np.split(spread.T, np.cumsum(self.sizes)[:-1], 1):
+            yield new, root, root * gamma(max(*self.counts, 1) - 1)
+
+
+def is_power_of_two(c):
+    return abs(math.frexp(c)[0]) in (0.0, 0.5)
+
+
+class Sum(Primitive):
+    def setup(self):
+        self.c = [float(c) for c in self.p["coefficients"]]
+        require(self.c and all(c == 0 or abs(Fraction(c)) >= TINY for c in self.c), "coefficients are normal numbers")
+
+    def out_shape(self, *shapes):
+        self.fit(len(shapes) == len(self.c) and len(set(shapes)) == 1)
+        return shapes[0]
+
+    def run(self, *xs):
+        total = self.c[0] * xs[0]
+        for c, x in zip(self.c[1:], xs[1:], strict=True):
+            total = total + c * x
+        return total
+
+    def lipschitz(self, *distances):
+        return sum((abs(Fraction(c)) * d for c, d in zip(self.c, distances, strict=True)), Fraction(0))
+
+    def error(self, entries, *reaches):
+        roundings = len(self.c) - 1 + (not all(map(is_power_of_two, self.c)))
+        return in_range(gamma(roundings) * self.lipschitz(*reaches) + len(self.c) * entries * TINY)
+
+    def back(self, rows):
+        for c in self.c:
+            yield c * rows, abs(Fraction(c)), U * (not is_power_of_two(c)) * abs(Fraction(c))
+
+
+class Scale(Primitive):
+    def setup(self):
+        require(self.t["factor"].size > 0, "a scale has factors")
+        self.greatest = Fraction(float(np.abs(self.t["factor"]).max()))
+
+    def out_shape(self, *shapes):
+        self.fit(len(shapes) == 1 and shapes[0] and self.t["factor"].shape in (shapes[0], shapes[0][:1]))
+        return shapes[0]
 
     def run(self, x):
-        first, second = x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :]
-        sine, cosine = self.column("sine", x), self.column("cosine", x)
-        across = np.maximum(cosine * second - sine * first, 0.0)
-        return np.concatenate([first + 2 * sine * across, second - 2 * cosine * across], 1)
+        factor = self.t["factor"]
+        return x * (factor if factor.ndim == x.ndim - 1 else self.column(factor, x))
 
-    def lipschitz(self):
-        return max(Fraction(1), 2 * self.square - 1)
+    def lipschitz(self, *distances):
+        return self.greatest * distances[0]
 
-    def error(self, reach, entries):
-        size = (1 + 2 * self.square) * reach
-        return (gamma(2) * 2 * self.square + gamma(4)) * size + 8 * entries * TINY * (1 + 2 * self.square)
+    def error(self, entries, *reaches):
+        return in_range(U * self.greatest * reaches[0] + entries * TINY)
+
+    def back(self, rows):
+        yield self.run(rows), self.greatest, U * self.greatest
 
 
-class PadChannels(Primitive):
-    def fits(self, shape):
-        return self.p["channels"] >= shape[0]
+class Affine(Primitive):
+    def out_shape(self, *shapes):
+        self.fit(shapes == (self.op.in_shape,))
+        return self.op.out_shape
 
     def run(self, x):
-        return np.pad(x, [(0, 0), (0, self.p["channels"] - x.shape[1])] + [(0, 0)] * (x.ndim - 2))
+        y = self.op.apply(x)
+        return y if self.bias is None else y + self.column(self.bias, y)
+
+    def lipschitz(self, *distances):
+        return self.op.norm * distances[0]
+
+    def bias_norm(self):
+        if self.bias is None:
+            return Fraction(0)
+        return norm_up(self.bias) * sqrt_up(Fraction(math.prod(self.op.out_shape) // self.bias.size))
+
+    def affine_error(self, reach):
+        product = self.op.apply_error(reach)
+        if self.bias is None:
+            return product
+        return in_range(product + U * (self.op.norm * reach + product + self.bias_norm()) + self.op.entries * TINY)
+
+    def error(self, entries, *reaches):
+        return self.affine_error(reaches[0])
+
+    def back(self, rows):
+        unit = 0 if selects(rows) else gamma(len(self.op.weight)) * self.op.spread
+        yield rows @ self.op.weight, self.op.norm, unit
+
+
+class Convex(Affine):
+    """A step through -∇f with ∇f(x) = Wᵀσ(Wx + b), σ with slopes in [0, 1]."""
+
+    def setup(self):
+        self.h = Fraction(float(self.p["h"]))  # an integer, too, is run as a float
+        require((self.h == 0 or self.h >= TINY) and self.p["sigma"] in SIGMA, "a step needs h ≥ 0 and a known σ")
+
+    def out_shape(self, *shapes):
+        self.fit(shapes == (self.op.in_shape,))
+        return shapes[0]
+
+    def gradient(self, x):
+        return self.op.adjoint(SIGMA[self.p["sigma"]](Affine.run(self, x)))
+
+    def gradient_error(self, reach):
+        """(error of the computed gradient, its norm)."""
+        e = self.affine_error(reach)
+        inner = self.op.norm * reach + self.bias_norm() + e
+        wrong = self.op.adjoint_error(inner)
+        return self.op.norm * e + wrong, self.op.norm * inner + wrong
+
+
+class Descent(Convex):
+    def run(self, x):
+        return x - float(self.h) * self.gradient(x)
+
+    def lipschitz(self, *distances):
+        return max(Fraction(1), self.h * self.op.norm**2 - 1) * distances[0]
+
+    def error(self, entries, *reaches):
+        wrong, size = self.gradient_error(reaches[0])
+        return in_range(self.h * wrong + 3 * U * (reaches[0] + self.h * size) + 2 * self.op.entries * TINY)
+
+
+class Proximal(Convex):
+    def setup(self):
+        super().setup()
+        self.tau, self.n = Fraction(float(self.p["tau"])), self.p["iterations"]
+        some = self.h > 0 and type(self.n) is int and 1 <= self.n <= 10**4
+        require(TINY <= self.tau <= 1 and some, "a proximal layer needs h > 0, 0 < τ ≤ 1 and iterations")
+
+    def run(self, x):
+        z = x
+        for _ in range(self.n):
+            z = z - float(self.tau) * ((z - x) + float(self.h) * self.gradient(z))
+        return 2 * z - x if self.p["reflect"] else z
+
+    def lipschitz(self, *distances):
+        require(self.tau * (2 + self.h * self.op.norm**2) <= 2, "a proximal layer's τ is too large for its norm")
+        return distances[0]
+
+    def error(self, entries, *reaches):
+        (reach,), norm = reaches, self.op.norm
+        within = 2 * (reach + 2 * self.h * norm * self.bias_norm())
+        wrong, size = self.gradient_error(within)
+        step = self.tau * self.h * wrong + gamma(6) * (3 * within + self.h * size)
+        total = (step + 8 * self.op.entries * TINY * (1 + self.h)) / self.tau
+        require(total <= within / 2, "the rounding of a proximal layer outgrows what it computes")
+        if not self.p["reflect"]:
+            return in_range(total)
+        left = Fraction(up((1 - self.tau) ** self.n)) * self.h * norm * (norm * reach + self.bias_norm())
+        return in_range(2 * total + 2 * left + 2 * U * (2 * within + reach))
+
+
+class Series(Primitive):
+    def setup(self):
+        self.h, self.terms = Fraction(float(self.p["h"])), self.p["terms"]
+        some = self.h >= 1000 * TINY and type(self.terms) is int and 1 <= self.terms <= 1000
+        require(some and type(self.op) is Linear and self.op.skew(), "a series needs h > 0, terms, and a skew map")
+
+    def out_shape(self, *shapes):
+        self.fit(shapes == (self.op.in_shape,))
+        return shapes[0]
+
+    def run(self, x):
+        total = term = x
+        for j in range(1, self.terms):
+            term = self.op.apply(term) * (float(self.h) / j)
+            total = total + term
+        return total
+
+    def lipschitz(self, *distances):
+        angle = self.h * self.op.norm
+        if self.terms <= 2:
+            return (sqrt_up(1 + angle**2) if self.terms == 2 else 1) * distances[0]
+        return (1 + angle**self.terms / math.factorial(self.terms)) * distances[0]
+
+    def error(self, entries, *reaches):
+        size, wrong, total, sums = reaches[0], Fraction(0), Fraction(0), reaches[0]
+        for j in range(1, self.terms):
+            scale = self.h / j
+            wrong = scale * (self.op.norm * wrong + self.op.apply_error(size + wrong))
+            size = scale * self.op.norm * size
+            wrong += 4 * U * (size + wrong) + self.op.entries * TINY
+            sums += size + wrong
+            total += wrong + U * sums * (1 + 2 * U) ** self.terms
+        return in_range(total)
 
 
 class AvgPool(Primitive):
-    def fits(self, shape):
-        return len(shape) == 3 and 1 <= self.p["size"] <= min(shape[1:])
+    def setup(self):
+        self.window, self.divisor = self.p["window"], Fraction(float(self.p["divisor"]))
+        fine = len(self.window) == 2 and all(type(n) is int and n >= 1 for n in self.window)
+        require(fine and self.divisor >= TINY, "an average has a window and a positive divisor")
+
+    def out_shape(self, *shapes):
+        (a, b), (shape,) = self.window, shapes
+        self.fit(len(shape) == 3 and a <= shape[1] and b <= shape[2])
+        return shape[0], shape[1] // a, shape[2] // b
 
     def run(self, x):
-        k, h, w = self.p["size"], x.shape[2] // self.p["size"], x.shape[3] // self.p["size"]
-        return x[:, :, : h * k, : w * k].reshape(*x.shape[:2], h, k, w, k).sum((3, 5)) / k
+        (a, b), h, w = self.window, x.shape[2] // self.window[0], x.shape[3] // self.window[1]
+        sums = x[:, :, : h * a, : w * b].reshape(*x.shape[:2], h, a, w, b).sum((3, 5))
+        return sums / float(self.divisor)
 
-    def error(self, reach, entries):
-        return gamma(self.p["size"] ** 2) * reach + entries * TINY
+    def lipschitz(self, *distances):
+        return sqrt_up(Fraction(math.prod(self.window))) / self.divisor * distances[0]
+
+    def error(self, entries, *reaches):
+        area = math.prod(self.window)
+        return in_range(gamma(area) * self.lipschitz(*reaches) + entries * TINY * (1 + area / self.divisor))
 
 
 class MaxPool(Primitive):
-    def fits(self, shape):
-        return len(shape) == 3 and min(self.p["kernel"] + self.p["stride"] + self.p["dilation"]) >= 1
+    def setup(self):
+        pairs = [self.p[k] for k in ("kernel", "stride", "padding", "dilation")]
+        require(all(len(pair) == 2 and all(type(n) is int for n in pair) for pair in pairs), "pooling has pairs")
+        (kernel, stride, padding, dilation) = pairs
+        fine = min(kernel + stride + dilation) >= 1 and all(
+            0 <= 2 * p <= k for p, k in zip(padding, kernel, strict=True)
+        )
+        require(fine, "a window is not empty")
+
+    def out_shape(self, *shapes):
+        self.fit(len(shapes) == 1 and len(shapes[0]) == 3)
+        axes = zip(shapes[0][1:], *(self.p[k] for k in ("kernel", "stride", "padding", "dilation")), strict=True)
+        out = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]
+        self.fit(min(out) >= 1)
+        return shapes[0][0], *out
 
     def run(self, x):
         (kh, kw), (sh, sw), (ph, pw), (dh, dw) = (self.p[k] for k in ("kernel", "stride", "padding", "dilation"))
@@ -634,118 +789,186 @@ class MaxPool(Primitive):
         windows = [x[:, :, a : a + (h - 1) * sh + 1 : sh, b : b + (w - 1) * sw + 1 : sw] for a, b in taps]
         return np.max(windows, 0)
 
-    def lipschitz(self):
+    def lipschitz(self, *distances):
         axes = zip(self.p["kernel"], self.p["stride"], self.p["dilation"], strict=True)
-        counts = [-(-k * math.gcd(d, s) // s) for k, s, d in axes]
-        return sqrt_up(Fraction(math.prod(counts))) if math.prod(counts) > 1 else Fraction(1)
+        return sqrt_up(Fraction(math.prod(-(-k * math.gcd(d, s) // s) for k, s, d in axes))) * distances[0]
 
 
-class SpaceToDepth(Primitive):
-    def fits(self, shape):
-        return len(shape) == 3 and shape[1] % self.p["block"] == 0 == shape[2] % self.p["block"]
+class Pointwise(Primitive):
+    def run(self, x):
+        return POINTWISE[self.p["name"]](x)
+
+
+class GroupSort(Primitive):
+    def out_shape(self, *shapes):
+        group = self.p["group"]
+        self.fit(len(shapes) == 1 and shapes[0] and type(group) is int and group >= 1 and shapes[0][0] % group == 0)
+        return shapes[0]
 
     def run(self, x):
-        b, (n, c, h, w) = self.p["block"], x.shape
-        return x.reshape(n, c, h // b, b, w // b, b).transpose(0, 1, 3, 5, 2, 4).reshape(n, c * b * b, h // b, w // b)
+        groups = x.reshape(len(x), self.p["group"], -1, *x.shape[2:])
+        return -np.sort(-groups, 1).reshape(x.shape)
 
 
-class Flatten(Primitive):
-    def fits(self, shape):
-        return True
+class Householder(Primitive):
+    def setup(self):
+        require(self.t["sine"].ndim == 1 and self.t["sine"].size > 0, "a Householder activation has directions")
+        require(self.t["sine"].shape == self.t["cosine"].shape, "a direction has two parts")
+        pairs = zip(self.t["sine"].tolist(), self.t["cosine"].tolist(), strict=True)
+        self.square = max(Fraction(s) ** 2 + Fraction(c) ** 2 for s, c in pairs)
 
-    def run(self, x):
-        return x.reshape(len(x), -1)
-
-
-class Truncate(Primitive):
-    def fits(self, shape):
-        return 1 <= self.p["classes"] <= shape[0]
-
-    def run(self, x):
-        return x[:, : self.p["classes"]]
-
-
-class Mirror(Primitive):
-    """From here to a Mean, an image is the rows 2i and 2i + 1, and their norm is that of the greater one."""
-
-    def fits(self, shape):
-        return len(shape) == 3
+    def out_shape(self, *shapes):
+        self.fit(len(shapes) == 1 and shapes[0] and shapes[0][0] == 2 * self.t["sine"].size)
+        return shapes[0]
 
     def run(self, x):
-        return np.stack([x, x[..., ::-1]], 1).reshape(-1, *x.shape[1:])
+        first, second = x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :]
+        sine, cosine = self.column(self.t["sine"], x), self.column(self.t["cosine"], x)
+        across = np.maximum(cosine * second - sine * first, 0.0)
+        return np.concatenate([first + 2 * sine * across, second - 2 * cosine * across], 1)
+
+    def lipschitz(self, *distances):
+        return max(Fraction(1), 2 * self.square - 1) * distances[0]
+
+    def error(self, entries, *reaches):
+        size = (1 + 2 * self.square) * reaches[0]
+        return in_range((gamma(2) * 2 * self.square + gamma(4)) * size + 8 * entries * TINY * (1 + 2 * self.square))
 
 
-class Mean(Primitive):
-    def fits(self, shape):
-        return True
-
-    def run(self, x):
-        return (x[::2] + x[1::2]) / 2
-
-    def error(self, reach, entries):
-        return gamma(1) * reach + 2 * entries * TINY
-
-
-WEIGHTED = dict(affine=Affine, descent=Descent, proximal=Proximal, series=Series, spectral=Spectral)
-ON_ENTRIES = dict(center=Center, pointwise=Pointwise, group_sort=GroupSort, householder=Householder, truncate=Truncate)
-ON_PIXELS = dict(pad=PadChannels, avg_pool=AvgPool, max_pool=MaxPool, space_to_depth=SpaceToDepth, flatten=Flatten)
-ON_ROWS = dict(mirror=Mirror, mean=Mean)
-KINDS: dict[str, type[Primitive]] = {**WEIGHTED, **ON_ENTRIES, **ON_PIXELS, **ON_ROWS}
+TENSORS = ("bias", "value", "factor", "index", "sine", "cosine")
+BASIC = dict(input=Input, constant=Constant, gather=Gather, sum=Sum, scale=Scale, affine=Affine)
+STEPS = dict(descent=Descent, proximal=Proximal, series=Series)
+LAYERS = dict(avg_pool=AvgPool, max_pool=MaxPool, pointwise=Pointwise, group_sort=GroupSort, householder=Householder)
+KINDS: dict[str, type[Primitive]] = {**BASIC, **STEPS, **LAYERS}
 
 
 # The certificate
 
 
 def read_safetensors(path):
-    """(metadata, tensors) of a file of float64 tensors: a length, a JSON header, and the numbers."""
+    """(metadata, tensors) of a file of float64 tensors, and int32 ones: a length, a JSON header, and the numbers."""
     raw = path.read_bytes()
     length = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8 : 8 + length])
     metadata, tensors = header.pop("__metadata__", {}), {}
     for name, entry in header.items():
         first, last = entry["data_offsets"]
-        require(entry["dtype"] == "F64", f"{name} is not float64")
-        tensor = np.frombuffer(raw[8 + length + first : 8 + length + last], "<f8").reshape(entry["shape"])
-        bits = tensor.view("<i8")  # a processor may read a subnormal number as 0
-        fit = (((bits & 2047 << 52) != 0) | (bits << 1 == 0)) & (np.abs(tensor) <= 2.0**900)
-        require(bool(fit.all()), f"{name} is not finite, or out of range")
+        require(entry["dtype"] in ("F64", "I32"), f"{name} is neither float64 nor int32")
+        kind = "<f8" if entry["dtype"] == "F64" else "<i4"
+        tensor = np.frombuffer(raw[8 + length + first : 8 + length + last], kind).reshape(entry["shape"])
+        if kind == "<f8":
+            bits = tensor.view("<i8")  # a processor may read a subnormal number as 0
+            fit = (((bits & 2047 << 52) != 0) | (bits << 1 == 0)) & (np.abs(tensor) <= 2.0**900)
+            require(bool(fit.all()), f"{name} is not finite, or out of range")
         tensors[name] = tensor
     return json.loads(metadata["lipflow"]), tensors
 
 
-def derive(primitives, in_shape, stated):
-    """Fold L and E over the box [0, 1]ᵈ through its centre; (L, L before the last primitive, E, number of classes)."""
-    radius = sqrt_up(Fraction(math.prod(in_shape))) / 2
-    x: Any = np.full((1, *in_shape), 0.5)
-    total, before, error, reach = Fraction(1), Fraction(1), Fraction(x.size, 2**126), norm_up(x) + radius
-    for i, p in enumerate(primitives):
-        require(p.fits(x.shape[1:]), f"primitive {i} does not take an input of shape {x.shape[1:]}")
-        y = p.run(x)
-        require(len(y) > 0, f"primitive {i}: a mean has no mirror before it")
-        local = in_range(p.error(in_range(reach), max(x[0].size, y[0].size)))
-        claim, constant = stated[i], p.lipschitz()
-        require(constant <= number(claim["lipschitz"]), f"primitive {i}: L = {claim['lipschitz']} is stated too low")
-        require(local <= number(claim["rounding"]), f"primitive {i}: its rounding is stated too low")
-        require(reach <= number(claim["reach"]), f"primitive {i}: the norm of its input is stated too low")
-        before, total = total, Fraction(up(total * constant))
-        error = Fraction(up(constant * error + local))
-        x = y
-        reach = Fraction(up(max(map(norm_up, x)) + total * radius + 2 * error))
-    require(x.ndim == 2 and len(x) == 1 and x.shape[1] >= 2, "the network does not end in at least two scores")
-    return total, before, error, x.shape[1]
+class Network:
+    """Primitives, and vertices [primitive, *inputs], each after its inputs: the input first, the output last."""
+
+    def __init__(self, description, tensors, claims):
+        listed = description["primitives"], claims["primitives"]
+        require(len(listed[0]) == len(listed[1]), "the ledger does not list every primitive")
+        self.primitives, self.vertices, self.shapes = [], description["vertices"], []
+        for i, (p, claim) in enumerate(zip(*listed, strict=True)):
+            require(p["kind"] == claim["kind"] and p["kind"] in KINDS, f"primitive {i} is of no known kind")
+            self.primitives.append(KINDS[p["kind"]](p, tensors, claim, f"primitive {i} ({p['kind']})"))
+        require(len(self.vertices) > 0, "there is no network")
+        for i, (which, *inputs) in enumerate(self.vertices):
+            before = all(type(j) is int and 0 <= j < i for j in inputs)
+            require(type(which) is int and which >= 0 and before, f"vertex {i} does not come after its inputs")
+            p = self.primitives[which]
+            require((type(p) is Input) == (i == 0), "the input comes first, and once")
+            self.shapes.append(tuple(p.out_shape(*(self.shapes[j] for j in inputs))))
+
+    def values(self, x):
+        """The value of every vertex."""
+        values = [x]
+        for which, *inputs in self.vertices[1:]:
+            values.append(self.primitives[which].run(*(values[j] for j in inputs)))
+        return values
+
+    def fold(self, domain, stated):
+        """(L, E) of every vertex over the box of the domain, through its centre; what is stated is not below it."""
+        require(len(stated) == len(self.vertices), "the ledger does not list every vertex")
+        low, high = (float(number(end)) for end in domain)
+        require(-(2.0**900) <= low < high <= 2.0**900, "the domain is an interval")
+        centre = low + (high - low) / 2
+        half = max(Fraction(high) - Fraction(centre), Fraction(centre) - Fraction(low))
+        radius = half * sqrt_up(Fraction(math.prod(self.shapes[0])))
+        values = self.values(np.full((1, *self.shapes[0]), centre))
+        constants, errors, reaches = [], [], []
+        for i, ((which, *inputs), value, claim) in enumerate(zip(self.vertices, values, stated, strict=True)):
+            p, entries = self.primitives[which], max(math.prod(self.shapes[j]) for j in (i, *inputs))
+            local, own, total, carried = Fraction(entries, 2**126), Fraction(1), Fraction(1), Fraction(0)
+            if i:
+                local = in_range(p.error(entries, *(reaches[j] for j in inputs)))
+                own = p.lipschitz(*(Fraction(constants[j] > 0) for j in inputs))
+                total, carried = (p.lipschitz(*(known[j] for j in inputs)) for known in (constants, errors))
+            constants.append(Fraction(up(total)))
+            errors.append(Fraction(up(carried + local)))
+            require(np.isfinite(value).all(), f"vertex {i}: numbers are not finite")
+            reaches.append(in_range(Fraction(up(norm_up(value) + constants[i] * radius + 2 * errors[i]))))
+            require(own <= number(claim["lipschitz"]), f"vertex {i}: L = {claim['lipschitz']} is stated too low")
+            require(local <= number(claim["rounding"]), f"vertex {i}: its rounding is stated too low")
+            require(reaches[i] <= number(claim["reach"]), f"vertex {i}: the norm of its value is stated too low")
+        return constants, errors
+
+    def pair_bounds(self, constants):
+        """Lipschitz constants of fᵢ - fⱼ, from above: rows carried back from the output, as far as it is linear."""
+        classes, last = self.shapes[-1][0], len(self.vertices) - 1
+        carried = {last: (np.eye(classes), [Fraction(0)] * classes)}
+        total = np.zeros((classes, classes))
+        for i in range(last, -1, -1):
+            if i not in carried:
+                continue
+            (rows, errors), (which, *inputs) = carried.pop(i), self.vertices[i]
+            p = self.primitives[which]
+            linear = isinstance(p, Sum | Scale | Gather) or (type(p) is Affine and self.matrix(p))
+            if type(p) is Constant:
+                continue
+            if not linear or classes * math.prod(self.shapes[i]) > 2**24:
+                apart = nextafter(row_distances(rows) + np.array([[up(a + b) for a in errors] for b in errors]))
+                total = nextafter(total + nextafter(apart * up(constants[i]))) if constants[i] > 0 else total
+                continue
+            lengths = [norm_up(row) for row in rows]
+            for j, (more, factor, unit) in zip(inputs, p.back(rows), strict=True):
+                more = more.reshape(classes, *self.shapes[j])
+                entries = math.prod(self.shapes[j])
+                slack = math.prod(self.shapes[i]) * entries * TINY
+                wrong = [factor * e + unit * n + slack for e, n in zip(errors, lengths, strict=True)]
+                if j in carried:
+                    before, others = carried[j]
+                    more = before + more
+                    sums = zip(others, wrong, more, strict=True)
+                    wrong = [a + b + 2 * U * norm_up(row) + entries * TINY for a, b, row in sums]
+                carried[j] = more, wrong
+        return np.maximum(total, 2.0**-1022)
+
+    @staticmethod
+    def matrix(p):
+        return type(p.op) is Linear and p.op.axes is None
 
 
-def pair_bounds(primitives, total, before, classes):
-    """Lipschitz constants of fᵢ - fⱼ, from above, as float64."""
-    last = primitives[-1] if primitives else None
-    if type(last) is not Affine or last.map.axes is not None:
-        return np.full((classes, classes), up(sqrt_up(Fraction(2)) * total))
-    scale = power_of_two(last.map.weight) or 1.0
-    w = last.map.weight / scale
+def nextafter(x):
+    return np.maximum(np.nextafter(x, np.inf), 2.0**-1022)
+
+
+def selects(rows):
+    """Whether every row has one entry at most, and that a power of two: then no product with a matrix rounds."""
+    mantissa = np.abs(np.frexp(rows)[0])
+    return bool(((mantissa == 0) | (mantissa == 0.5)).all()) and (rows != 0).sum(1).max() <= 1
+
+
+def row_distances(rows):
+    """‖wᵢ - wⱼ‖ for all pairs of rows, rounded up."""
+    rows = rows.reshape(len(rows), -1)
+    scale = power_of_two(rows) or 1.0
+    w, terms = rows / scale, min(rows.shape[1], 2 * int((rows != 0).sum(1).max()))
     squares = [((w - row) ** 2).sum(1) for row in w]
-    roots = np.sqrt(squares) * up(1 + gamma(w.shape[1] + 8)) + up(Fraction(w.shape[1] + 2, 2**511))
-    distances = np.maximum(np.nextafter(np.nextafter(roots, np.inf) * scale, np.inf), 2.0**-1022)
-    return np.maximum(np.nextafter(distances * up(before), np.inf), 2.0**-1022)
+    roots = np.sqrt(squares) * up(1 + gamma(terms + 8)) + up(Fraction(terms + 2, 2**511))
+    return nextafter(nextafter(roots) * scale)
 
 
 def least_ratio(logits, label, bounds, slack=0.0, below=lambda x: x):
@@ -782,23 +1005,19 @@ def check(folder, full=False, sample=32, seed=None):
 
 
 def _check(folder, claims, full, sample, seed):
-    require(claims["schema"] == 1 and claims["dtype"] == "float64", "this checker reads schema 1 in float64")
-    require(claims["domain"] == [0, 1], "this checker knows the pixels of [0, 1]")
+    require(claims["schema"] == 2, f"this checker reads schema 2, not {claims['schema']}: certify the network again")
+    require(claims["dtype"] == "float64", "this checker knows float64")
     require(claims["norm"] == "L2 on the values handed to the network", "this checker knows the L2 norm")
     description, tensors = read_safetensors(folder / "frozen.safetensors")
-    require(description["schema"] == 1 and description["in_shape"] == claims["in_shape"], "the shapes do not agree")
-    require(len(claims["in_shape"]) >= 1, "an image has at least one axis")
-    stated, primitives = claims["primitives"], []
-    require(len(stated) == len(description["primitives"]), "the ledger does not list every primitive")
-    for i, p in enumerate(description["primitives"]):
-        require(p["kind"] == stated[i]["kind"] and p["kind"] in KINDS, f"primitive {i} is of no known kind")
-        own = {name.split(".", 1)[1]: t for name, t in tensors.items() if name.split(".", 1)[0] == str(i)}
-        norm = number(stated[i]["norm"]) if "norm" in stated[i] else None
-        require(norm is None or norm >= 0, f"primitive {i}: a norm is not negative")
-        primitives.append(KINDS[p["kind"]](p, own, norm))
-        primitives[-1].verify(stated[i], f"primitive {i} ({p['kind']})")
-    total, before, error, classes = derive(primitives, description["in_shape"], stated)
-    bounds = pair_bounds(primitives, total, before, classes)
+    require(description["schema"] == 2, f"this checker reads networks of schema 2, not {description['schema']}")
+    require(description["domain"] == claims["domain"], "the domains do not agree")
+    network = Network(description, tensors, claims)
+    require(list(network.shapes[0]) == claims["in_shape"], "the shapes do not agree")
+    require(len(network.shapes[0]) >= 1, "an image has at least one axis")
+    constants, errors = network.fold(claims["domain"], claims["vertices"])
+    total, error, low, high = constants[-1], errors[-1], *claims["domain"]
+    require(len(network.shapes[-1]) == 1 and network.shapes[-1][0] >= 2, "the network does not end in two scores")
+    classes, bounds = network.shapes[-1][0], network.pair_bounds(constants)
     require(claims["classes"] == classes, f"the network has {classes} classes")
     require(total <= number(claims["lipschitz"]), f"L = {claims['lipschitz']} is stated too low")
     require(error <= number(claims["rounding"]), f"E = {claims['rounding']} is stated too low")
@@ -817,7 +1036,8 @@ def _check(folder, claims, full, sample, seed):
     require(((truth >= 0) & (truth < classes)).all(), "a true label is none of the classes")
     require(images.dtype in (np.uint8, np.float16, np.float32, np.float64), "images are bytes or floats")
     byte = images.dtype == np.uint8
-    require(byte or ((images >= 0) & (images <= 1)).all(), "an image lies outside of [0, 1]")
+    inside = low <= 0 < 1 <= high if byte else ((images >= low) & (images <= high)).all()
+    require(inside, f"an image lies outside of [{low}, {high}]")
     require(np.isfinite(logits).all() and (label == logits.argmax(1)).all(), "a label has not the greatest score")
     slack = up(4 * sqrt_up(Fraction(2)) * error)
     derived = least_ratio(logits, label, bounds, slack, lambda x: np.nextafter(x, -np.inf))
@@ -828,10 +1048,9 @@ def _check(folder, claims, full, sample, seed):
     chosen = np.sort(np.random.default_rng(seed).permutation(count)[: count if full else sample])
     for start in range(0, len(chosen), 50):
         part = chosen[start : start + 50]
-        x = images[part].astype(np.float64) / (255 if byte else 1)
-        for p in primitives:
-            x = p.run(x)
-        for ours, theirs in zip(x.tolist(), logits[part].tolist(), strict=True):
+        scores = network.values(images[part].astype(np.float64) / (255 if byte else 1))[-1]
+        scores = np.broadcast_to(scores, (len(part), classes))
+        for ours, theirs in zip(scores.tolist(), logits[part].tolist(), strict=True):
             square = sum((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(ours, theirs, strict=True))
             require(square <= (2 * error) ** 2, "stored scores are not those of this network")
     recomputed = f"the scores of {len(chosen)} of {count} images were recomputed"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lipflow.blocks import Head, LastLayerNormalization
+from lipflow.blocks import Head
 
 
 class Loss(ABC):
@@ -83,7 +83,7 @@ class CertificateRegularisation(Loss):
     def each(self, logits: Tensor, labels: Tensor, head: Head | None = None) -> Tensor:
         if head is None:
             raise ValueError("the loss certificate needs the head of the network: loss(logits, labels, network.head)")
-        certificate = radii(logits, labels, self.lipschitz * pair_constants(head))
+        certificate = radii(logits, labels, self.lipschitz * head.pair_constants())
         return F.cross_entropy(logits, labels, reduction="none") - self.gamma * certificate.clamp_min(0)
 
 
@@ -112,20 +112,6 @@ def radii(logits: Tensor, labels: Tensor, pairs: Tensor) -> Tensor:
     distances = pairs.to(logits)[labels].masked_fill(own, 1)
     tiny = torch.finfo(distances.dtype).tiny  # rivals with equal rows: the gap decides, and nothing is divided by 0
     return (gaps(logits, labels) / distances.clamp_min(tiny)).masked_fill(own, math.inf).amin(1)
-
-
-def pair_constants(head: Head) -> Tensor:
-    """The Lipschitz constants of hᵢ - hⱼ as training sees them, differentiable  # (classes, classes).
-
-    For unit rows, ‖rᵢ - rⱼ‖² = 2 - 2rᵢ·rⱼ. They are computed live, without the directed rounding of
-    `Head.pair_bounds`, which is what a certificate uses.
-    """
-    if not isinstance(head, LastLayerNormalization):
-        return head.pair_bounds()
-    rows = head.rows()
-    own = torch.eye(head.classes, dtype=torch.bool, device=rows.device)
-    square = (2 - 2 * rows @ rows.mT).clamp_min(torch.finfo(rows.dtype).eps)
-    return square.masked_fill(own, 1).sqrt().masked_fill(own, 0)  # √ has no derivative at the diagonal's 0
 
 
 def _require(holds: bool, otherwise: str) -> None:

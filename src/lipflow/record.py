@@ -1,6 +1,6 @@
 """A certificate on disk, which another program can check: three files beside each other.
 
-frozen.safetensors    the network: every number it computes with, and the list of its primitives
+frozen.safetensors    the network: every number it computes with, and the graph of its primitives
 certificate.json      what is claimed: L, E, pair bounds, each primitive's constants and how they were obtained
 certified.npz         one row an image: image, truth, logits, label, radius, the paper's radius
 A digest in certificate.json ties them together; `lipflow.check` re-derives bounds and radii from them with NumPy alone.
@@ -17,9 +17,8 @@ from torch import Tensor
 
 from lipflow.certificate import Certificates
 from lipflow.files import filled, sha256, sync_names
-from lipflow.frozen import Frozen
-from lipflow.frozen.linear import Map
-from lipflow.frozen.spectral import Spectral
+from lipflow.frozen import SCHEMA, Frozen
+from lipflow.operators.certified import CertifiedOperator
 
 WEIGHTS, CLAIMS, ROWS = "frozen.safetensors", "certificate.json", "certified.npz"
 
@@ -42,7 +41,6 @@ def write(
     if truth.shape != (len(certificates),) or truth.is_floating_point() or len(images) != len(certificates):
         given = f"{len(images)} images and true labels of {truth.dtype}, {tuple(truth.shape)}"
         raise ValueError(f"{len(certificates)} certificates are of as many images and integer labels, not of {given}")
-    frozen.require_untouched()  # or the constants would be of other numbers than the file
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     columns = dict(images=images, truth=truth, **vars(certificates))
@@ -67,10 +65,11 @@ def claims(
     frozen: Frozen, certificates: Certificates, digests: dict[str, str], split: str, which: str
 ) -> dict[str, Any]:
     """Everything that the certificate states, the digests of its two other files included, with one over all of it."""
+    primitives, vertices = _ledger(frozen)
     stated = dict(
-        schema=1,
+        schema=SCHEMA,
         dtype="float64",
-        domain=[0, 1],
+        domain=list(frozen.domain),
         norm="L2 on the values handed to the network",
         in_shape=list(frozen.in_shape),
         classes=frozen.classes,
@@ -80,7 +79,8 @@ def claims(
         lipschitz=frozen.lipschitz,
         rounding=frozen.rounding,
         pair_bounds=frozen.pair_bounds.tolist(),
-        primitives=[_claim(p, row) for p, row in zip(frozen.primitives, frozen.ledger, strict=True)],
+        primitives=primitives,
+        vertices=vertices,
         files=digests,
     )
     return dict(stated, digest=digest(stated))
@@ -91,9 +91,13 @@ def digest(stated: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
 
 
-def _claim(p: Any, row: Any) -> dict[str, Any]:
-    if isinstance(p, Spectral):
-        return dict(row._asdict(), norm=p.norm)
-    held = getattr(p, "map", None)
-    proof = dict(norm=held.norm, torus=[list(side) for side in held.torus]) if isinstance(held, Map) else {}
-    return dict(row._asdict(), **proof)
+def _ledger(frozen: Frozen) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What is claimed of each primitive, its norm, in the order of the file; and of each vertex."""
+    primitives: dict[int, dict[str, Any]] = {}
+    vertices = []
+    for vertex, row in zip(frozen.graph.vertices, frozen.ledger, strict=True):
+        p = vertex.primitive
+        op = getattr(p, "op", None)
+        primitives.setdefault(id(p), dict(kind=p.kind, **(op.proof if isinstance(op, CertifiedOperator) else {})))
+        vertices.append(dict(row._asdict(), primitive=list(primitives).index(id(p))))
+    return list(primitives.values()), vertices

@@ -22,6 +22,9 @@ U = Fraction(1, 2**53)
 TINY = Fraction(1, 2**1022)
 NORMAL = 2.0**-1022  # the least positive float64 that no processor reads as 0
 RANGE = Fraction(2**900)
+# A stated constant is this much above the one derived here, relatively, so that another program, which rounds
+# differently, derives one that is at most the stated one.
+SLACK = Fraction(1, 2**32)
 
 
 def gamma(n: int) -> Fraction:
@@ -129,6 +132,11 @@ def norm_up(x: Tensor) -> float:
     # Scaling by a power of two is exact, or underflows by at most TINY an entry.
     underflow = sqrt_up(Fraction(x.numel())) * TINY
     return up((sqrt_up(square_sum_bound(x / scale)) + underflow) * Fraction(scale))
+
+
+def is_power_of_two(c: float) -> bool:
+    """Whether a product with c is exact: c is 0 or ± a power of two."""
+    return abs(math.frexp(c)[0]) in (0.0, 0.5)
 
 
 def power_of_two(x: float) -> float:

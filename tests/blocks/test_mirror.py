@@ -8,9 +8,6 @@ from torch import nn
 
 import lipflow
 from lipflow import blocks, check, record
-from lipflow.frozen import primitive as prim
-from lipflow.frozen.linear import Map
-from lipflow.operators import Dense
 from lipflow.train import train
 from tests.train.tiny import tiny
 
@@ -51,8 +48,19 @@ def test_hooks_are_heard(place, training):
     mirrored.get_submodule(place).register_forward_hook(lambda *_: heard.append(1))
     mirrored.train(training)(torch.rand(1, 1, 8, 8, dtype=torch.float64))
     assert heard
-    with pytest.raises(TypeError, match="has forward hooks"):
-        lipflow.freeze(mirrored)
+
+
+@pytest.mark.parametrize("place", ["stages.mirrored", "stages.mirrored.inner"])
+def test_hooks_are_part_of_what_is_frozen(place):
+    _, mirrored = _pair()
+    plain, bound = lipflow.freeze(mirrored), lipflow.lipschitz_bound(mirrored)
+    mirrored.get_submodule(place).register_forward_hook(lambda module, args, output: 3 * output)
+    frozen = lipflow.freeze(mirrored)
+    assert frozen.lipschitz == pytest.approx(3 * plain.lipschitz, rel=1e-9)
+    assert lipflow.lipschitz_bound(mirrored).lipschitz == pytest.approx(3 * bound.lipschitz, rel=1e-9)
+    x = torch.rand(2, 1, 8, 8, dtype=torch.float64)
+    bias = mirrored.head.bias.detach()
+    torch.testing.assert_close(frozen(x) - bias, 3 * (plain(x) - bias), rtol=1e-12, atol=1e-12)
 
 
 def test_a_forward_of_its_own_is_called_in_training():
@@ -105,7 +113,7 @@ def test_constants_are_those_of_the_network():
     assert lipflow.lipschitz_bound(mirrored) == lipflow.lipschitz_bound(network)
     plain, frozen = lipflow.freeze(network), lipflow.freeze(mirrored)
     assert frozen.lipschitz == plain.lipschitz
-    assert torch.equal(frozen.pair_bounds, plain.pair_bounds)
+    torch.testing.assert_close(frozen.pair_bounds, plain.pair_bounds, rtol=1e-12, atol=0)
     assert plain.rounding < frozen.rounding < 1.01 * plain.rounding
     x = torch.rand(300, 1, 8, 8, dtype=torch.float64)  # more than pass through at a time
     moved = (frozen(x) - (plain(x) + plain(x.flip(3))) / 2).norm(dim=1)
@@ -131,50 +139,6 @@ def test_images_only():
         blocks.Mirrored(nn.Linear(3, 3))(torch.zeros(2, 3))
 
 
-# What is not a mirror and then its mean would mix the images of a batch, or give an image two labels
-
-
-def _affine():
-    return prim.Affine(Map.of(Dense(torch.eye(4, dtype=torch.float64)[:2])), torch.zeros(2, dtype=torch.float64))
-
-
-UNEVEN = {
-    "a mirror and no mean": lambda: [prim.Mirror(), prim.Flatten(), _affine()],
-    "a mean and no mirror": lambda: [prim.Flatten(), prim.Mean(), _affine()],
-    "a mean before its mirror": lambda: [prim.Mean(), prim.Mirror(), prim.Flatten(), _affine()],
-    "two mirrors and one mean": lambda: [prim.Mirror(), prim.Mirror(), prim.Mean(), prim.Flatten(), _affine()],
-}
-
-
-@pytest.mark.parametrize("name", UNEVEN)
-def test_what_is_uneven_is_refused(name):
-    with pytest.raises(ValueError, match=r"a mirror before it makes|a classifier ends in"):
-        lipflow.Frozen(UNEVEN[name](), (1, 2, 2))
-
-
-@pytest.mark.parametrize("name", UNEVEN)
-def test_the_checker_derives_nothing_from_what_is_uneven(name):
-    made = UNEVEN[name]()
-    described = [dict(kind=p.kind, map=dict(geometry=None)) if p.kind == "affine" else dict(kind=p.kind) for p in made]
-    tensors = [dict(weight=p.map.weight.numpy(), bias=p.bias.numpy()) if p.kind == "affine" else {} for p in made]
-    primitives = [check.KINDS[d["kind"]](d, t, 2) for d, t in zip(described, tensors, strict=True)]
-    generous = [dict(lipschitz=1e9, rounding=1e9, reach=1e9)] * 5
-    with pytest.raises(check.Rejected, match=r"a mean has no mirror before it|does not end in at least two scores"):
-        check.derive(primitives, [1, 2, 2], generous)
-    even = [check.KINDS[k](dict(kind=k), {}, None) for k in ("mirror", "mean", "flatten")]
-    assert check.derive([*even, primitives[-1]], [1, 2, 2], generous)[3] == 2
-
-
-@pytest.mark.parametrize("shape", [[], [4]])
-def test_the_checker_mirrors_images_only(shape):
-    """Of a scalar, the last axis is that of the batch: its images would be mixed."""
-    kinds = [check.KINDS[k](dict(kind=k), {}, None) for k in ("mirror", "flatten", "mean")]
-    with pytest.raises(check.Rejected, match="primitive 0 does not take an input of shape"):
-        check.derive(kinds, shape, [dict(lipschitz=1e9, rounding=1e9, reach=1e9)] * 3)
-
-
 def test_a_mirror_of_vectors_is_refused_with_its_place():
-    with pytest.raises(
-        ValueError, match=r"mirror \(of images, left for right\) does not take an input of shape \(4,\)"
-    ):
+    with pytest.raises(ValueError, match=r"Mirrored takes images .*, not \(2, 4\)"):
         lipflow.freeze(nn.Sequential(nn.Flatten(), blocks.Mirrored(nn.Linear(4, 3))), in_shape=(1, 2, 2))

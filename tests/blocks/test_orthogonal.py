@@ -58,11 +58,11 @@ def test_gradients_keep_their_norm():
 
 @pytest.mark.parametrize("make", [lipflow.cayley_dense, lipflow.bjorck_dense])
 def test_dense_layers_take_one_vector_at_a_time(make):
-    """Their bias would count once for each of several, and they would move the origin further than they say."""
+    """Their bias would count once for each of several."""
     layer = make(4, 3)
     for call in (
         lambda: layer(torch.zeros(2, 5, 4)),
-        lambda: lipflow.lipschitz_bound(nn.Sequential(layer), in_shape=(5, 4), reach=1.0),
+        lambda: lipflow.lipschitz_bound(nn.Sequential(layer), in_shape=(5, 4)),
     ):
         with pytest.raises(ValueError, match=r"takes \(batch, 4\), not \(batch, 5, 4\); flatten"):
             call()

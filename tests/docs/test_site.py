@@ -20,7 +20,7 @@ from tests.processes import TIMEOUT_SECONDS
 from tests.report.test_browser import browser as browser  # the fixture: Chromium, or a skipped test
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("blocks", "data", "flows", "frozen", "models", "operators", "train")
+ROOMS = ("blocks", "data", "flows", "graph", "models", "operators", "primitives", "train")
 
 
 class Page(HTMLParser):

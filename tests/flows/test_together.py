@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lipflow import build, cpl_conv, cpl_dense, proximal
+from lipflow import LoweringError, build, cpl_conv, cpl_dense, freeze, lipschitz_bound, proximal
 from lipflow.blocks import AvgPool, SpaceToDepth
-from lipflow.bound import Domain
 from lipflow.flows import ConvexPotential, ConvWeight, DenseWeight, ExplicitEuler, Flow, Weight, together
 from lipflow.flows.together import Hold, followed, iterate, through
 from lipflow.operators.norm import norm_estimate, power_iteration
@@ -288,11 +287,14 @@ class Ridge(ConvexPotential):
     def gradient(self, x):
         return super().gradient(x) + x
 
-    def smoothness_estimate(self, domain, learn, refine=0):
-        return super().smoothness_estimate(domain, learn, refine) + 1
+    def smoothness_estimate(self, shape, learn, refine=0):
+        return super().smoothness_estimate(shape, learn, refine) + 1
 
-    def smoothness_bound(self, domain):
-        return super().smoothness_bound(domain) + 1
+    def smoothness(self, shape, norm):
+        return super().smoothness(shape, norm) + 1
+
+    def parts(self, x):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return None
 
 
 @pytest.mark.parametrize("h", [None, 0.25])
@@ -301,10 +303,15 @@ def test_what_extends_a_potential_moves_along_its_own_gradient(h):
     field = Ridge(DenseWeight(4, 6))
     network = nn.Sequential(Flow(field, ExplicitEuler(h))).double().eval()
     x = torch.randn(5, 4, dtype=torch.float64)
-    size = 2 / field.smoothness_estimate(Domain((4,)), learn=False).item() if h is None else h
+    size = 2 / field.smoothness_estimate((4,), learn=False).item() if h is None else h
     expected = x - size * field.gradient(x)
     torch.testing.assert_close(network(x), expected)
     torch.testing.assert_close(through(network, x), expected)
+    norm = float(torch.linalg.matrix_norm(field.weight.weight.detach(), 2))
+    bound = lipschitz_bound(network, in_shape=(4,))
+    assert bound.lipschitz == pytest.approx(max(1.0, size * (norm**2 + 1) - 1), rel=1e-8)
+    with pytest.raises(LoweringError, match=r"^0: Ridge has a declared bound, which lipschitz_bound takes"):
+        freeze(network, in_shape=(4,))
 
 
 @pytest.mark.parametrize("together", [False, True])

@@ -22,7 +22,7 @@ def test_any_number_of_classes(lln, classes):
     network = lipflow.build("cpl", classes=classes, depth=1, depth_linear=1, features=8, lln=lln)
     assert network(torch.rand(2, 3, 32, 32)).shape == (2, classes)
     assert network.classes == classes
-    assert network.head.pair_bounds().shape == (classes, classes)
+    assert network.head.pair_constants().shape == (classes, classes)
 
 
 def test_a_thousand_layers_take_a_training_step():

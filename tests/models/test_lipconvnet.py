@@ -50,7 +50,7 @@ def test_the_layout_is_the_published_one(name, depth):
 def test_any_number_of_classes(lln, classes):
     network = lipflow.build("soc-10", classes=classes, in_shape=(1, 8, 4), stages=2, channels=2, block=1, lln=lln)
     assert network(torch.rand(2, 1, 8, 4)).shape == (2, classes)
-    assert network.head.pair_bounds().shape == (classes, classes)
+    assert network.head.pair_constants().shape == (classes, classes)
 
 
 def test_householder_begins_as_maxmin():

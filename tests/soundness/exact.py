@@ -1,8 +1,8 @@
 """Every primitive once more, in exact rational arithmetic: the maps that the certificates are about.
 
 Written from the definitions, with loops, and with nothing shared with what runs. All stored numbers are float64, so
-every map here is a rational one, which python-flint's fmpq keeps exact; but for the waves of a spectral map, which are
-computed to BITS.
+every map here is a rational one, which python-flint's fmpq keeps exact; but for the waves of a Fourier multiplier,
+which are computed to BITS.
 """
 
 import itertools
@@ -13,11 +13,14 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 from flint import arb, ctx, fmpq
 from torch import Tensor
 
-from lipflow.frozen import Frozen, Primitive
-from lipflow.frozen.linear import Map
+from lipflow.frozen import Frozen
+from lipflow.operators.certified import CertifiedAdjoint, CertifiedFourier, CertifiedOperator
+from lipflow.primitives import Primitive
+from lipflow.primitives.nonlinearity import name_of
 
 Exact = np.ndarray  # of fmpq
 ZERO = fmpq(0)
@@ -47,13 +50,12 @@ def square(x: Exact) -> fmpq:
 class Linear:
     """W as the list of its entries, row by row: y[i] = Σ_j K[j] x[i·stride + j·dilation - before]."""
 
-    def __init__(self, w: Map) -> None:
-        weight = rational(w.weight)
-        if w.geometry is None:
+    def __init__(self, op: CertifiedOperator) -> None:
+        weight, g = rational(op.weight), op.geometry
+        if weight.ndim == 2:
             self.out_shape, self.in_shape = (weight.shape[0],), (weight.shape[1],)
             self.rows = [list(enumerate(row)) for row in weight]
             return
-        g = w.geometry
         out, grouped, height, width = weight.shape
         size, stride, dilation, groups = g["in_size"], g["stride"], g["dilation"], g["groups"]
         before = [g["padding"][0][0], g["padding"][1][0]]
@@ -94,36 +96,87 @@ class Linear:
         return dense
 
 
-def run(p: Primitive, x: Exact, longer: int = 1) -> Exact:
+class Fourier:
+    """RᵀGᵀEGRx: the transform of real images, a matrix at each frequency, and the adjoint of the transform."""
+
+    def __init__(self, op: CertifiedFourier) -> None:
+        self.real, self.imaginary, self.width = rational(op.real), rational(op.imaginary), op.op.in_size[1]
+
+    def apply(self, x: Exact) -> Exact:
+        h, m, out, into = self.real.shape
+        w = self.width
+        result = np.full((out, h, w), ZERO, dtype=object)
+        for f, g in itertools.product(range(h), range(m)):
+            share = fmpq(1 if 2 * g % w == 0 else 2, h * w)
+            waves = {(r, c): _wave(share, fmpq(f * r, h) + fmpq(g * c, w)) for r in range(h) for c in range(w)}
+            # e^{-iωj}, so that the imaginary part is minus the sine
+            re = [sum((wave[0] * x[i, r, c] for (r, c), wave in waves.items()), ZERO) for i in range(into)]
+            im = [sum((-wave[1] * x[i, r, c] for (r, c), wave in waves.items()), ZERO) for i in range(into)]
+            for o in range(out):
+                real, imaginary = self.real[f, g, o], self.imaginary[f, g, o]
+                a = sum((real[i] * re[i] - imaginary[i] * im[i] for i in range(into)), ZERO)
+                b = sum((imaginary[i] * re[i] + real[i] * im[i] for i in range(into)), ZERO)
+                for (r, c), (cosine, sine) in waves.items():
+                    result[o, r, c] += cosine * a - sine * b
+        return result
+
+
+def _wave(amplitude: fmpq, turns: fmpq) -> tuple[fmpq, fmpq]:
+    """√amplitude·(cos, sin)(2π·turns), each rounded to BITS."""
+    before, ctx.prec = ctx.prec, BITS
+    try:
+        parts = [(arb(amplitude).sqrt() * wave).mid().man_exp() for wave in arb.sin_cos_pi(arb(2 * turns))]
+    finally:
+        ctx.prec = before
+    sine, cosine = (fmpq(int(man)) * fmpq(2) ** int(exp) for man, exp in parts)
+    return cosine, sine
+
+
+_HELD: WeakKeyDictionary[CertifiedOperator, Any] = WeakKeyDictionary()
+
+
+def linear(op: CertifiedOperator) -> Any:
+    """The entries of a matrix or a convolution, or the waves of a Fourier multiplier, listed once."""
+    if op not in _HELD:
+        _HELD[op] = Fourier(op) if isinstance(op, CertifiedFourier) else Linear(op)
+    return _HELD[op]
+
+
+def apply(op: Any, x: Exact) -> Exact:
+    """Wx."""
+    return linear(op.inner).adjoint(x) if isinstance(op, CertifiedAdjoint) else linear(op).apply(x)
+
+
+def adjoint(op: Any, y: Exact) -> Exact:
+    """Wᵀy."""
+    return linear(op.inner).apply(y) if isinstance(op, CertifiedAdjoint) else linear(op).adjoint(y)
+
+
+def run(p: Primitive, *xs: Exact, longer: int = 1) -> Exact:
     """The exact map of a primitive; an iteration is run `longer` times as long."""
-    return RUN[p.kind](p, x) if p.kind != "proximal" else _proximal(p, x, longer)
+    return _proximal(p, *xs, longer=longer) if p.kind == "proximal" else RUN[p.kind](p, *xs)
 
 
-def rows(p: Primitive, xs: list[Exact], longer: int = 1) -> list[Exact]:
-    """The exact map of a primitive on the rows of a batch; between a mirror and its mean an image is two of them."""
-    if p.kind == "mirror":
-        return [row for x in xs for row in (x, x[..., ::-1])]
-    if p.kind == "mean":
-        return [(a + b) / 2 for a, b in zip(xs[::2], xs[1::2], strict=True)]
-    return [run(p, x, longer) for x in xs]
+def values(frozen: Frozen, x: Exact, longer: int = 1) -> list[Exact]:
+    """The exact value of every vertex."""
+    found = {id(frozen.graph.vertices[0]): x}
+    for v in frozen.graph.vertices[1:]:
+        found[id(v)] = run(v.primitive, *(found[id(i)] for i in v.inputs), longer=longer)
+    return list(found.values())
 
 
 def network(frozen: Frozen, x: Exact, longer: int = 1) -> Exact:
-    xs = [x]
-    for p in frozen.primitives:
-        xs = rows(p, xs, longer)
-    (y,) = xs
-    return y
+    return values(frozen, x, longer)[-1]
 
 
-_LINEAR: WeakKeyDictionary[Map, Linear] = WeakKeyDictionary()
-
-
-def linear(w: Map) -> Linear:
-    """The entries of a map, listed once."""
-    if w not in _LINEAR:
-        _LINEAR[w] = Linear(w)
-    return _LINEAR[w]
+def matrix(frozen: Frozen) -> Exact:
+    """The matrix of a network that is affine: its columns are f(eₖ) - f(0)."""
+    shape, n = frozen.in_shape, math.prod(frozen.in_shape)
+    origin, *images = (
+        network(frozen, rational(x.reshape(shape))).flatten()
+        for x in (torch.zeros(n, dtype=torch.float64), *torch.eye(n, dtype=torch.float64))
+    )
+    return np.stack([image - origin for image in images], 1)
 
 
 def _column(t: Tensor, x: Exact) -> Exact:
@@ -142,20 +195,20 @@ SIGMA: dict[str, Callable[[Exact], Exact]] = {"relu": _relu, "hardtanh": _hardta
 
 
 def _affine(p: Any, x: Exact) -> Exact:
-    y = linear(p.map).apply(x)
-    return y + _column(p.bias, y)
+    y = apply(p.op, x)
+    return y if p.bias is None else y + _column(p.bias, y)
 
 
 def gradient(p: Any, x: Exact) -> Exact:
     """Wᵀσ(Wx + b)."""
-    return linear(p.map).adjoint(SIGMA[p.name](_affine(p, x)))
+    return adjoint(p.op, SIGMA[name_of(p.sigma)](_affine(p, x)))
 
 
 def _descent(p: Any, x: Exact) -> Exact:
     return x - exact(p.h) * gradient(p, x)
 
 
-def _proximal(p: Any, x: Exact, longer: int) -> Exact:
+def _proximal(p: Any, x: Exact, longer: int = 1) -> Exact:
     """Numbers would grow by hundreds of bits an iteration, so each keeps BITS after the point: NEGLIGIBLE."""
     z, tau, h = x, exact(p.tau), exact(p.h)
     for _ in range(longer * p.iterations):
@@ -167,48 +220,28 @@ def _proximal(p: Any, x: Exact, longer: int) -> Exact:
 def _series(p: Any, x: Exact) -> Exact:
     total = term = x
     for j in range(1, p.terms):
-        term = linear(p.map).apply(term) * (exact(p.h) / j)
+        term = apply(p.op, term) * (exact(p.h) / j)
         total = total + term
     return total
 
 
-def _wave(amplitude: fmpq, turns: fmpq) -> tuple[fmpq, fmpq]:
-    """√amplitude·(cos, sin)(2π·turns), each rounded to BITS."""
-    before, ctx.prec = ctx.prec, BITS
-    try:
-        parts = [(arb(amplitude).sqrt() * wave).mid().man_exp() for wave in arb.sin_cos_pi(arb(2 * turns))]
-    finally:
-        ctx.prec = before
-    sine, cosine = (fmpq(int(man)) * fmpq(2) ** int(exp) for man, exp in parts)
-    return cosine, sine
+def _gather(p: Any, *xs: Exact) -> Exact:
+    entries = [value for x in xs for value in x.flatten()]
+    taken = [ZERO if i < 0 else entries[i] for i in p.index.flatten().tolist()]
+    return np.array([*taken, None], dtype=object)[:-1].reshape(tuple(p.index.shape))
 
 
-def _spectral(p: Any, x: Exact) -> Exact:
-    """RᵀGᵀEGRx: the transform of real images, a matrix at each frequency, and the adjoint of the transform."""
-    real, imaginary = rational(p.real), rational(p.imaginary)
-    h, m, out, into = real.shape
-    w = p.width
-    result = np.full((out, h, w), ZERO, dtype=object)
-    for f, g in itertools.product(range(h), range(m)):
-        share = fmpq(1 if 2 * g % w == 0 else 2, h * w)
-        waves = {(r, c): _wave(share, fmpq(f * r, h) + fmpq(g * c, w)) for r in range(h) for c in range(w)}
-        # e^{-iωj}, so that the imaginary part is minus the sine
-        re = [sum((wave[0] * x[i, r, c] for (r, c), wave in waves.items()), ZERO) for i in range(into)]
-        im = [sum((-wave[1] * x[i, r, c] for (r, c), wave in waves.items()), ZERO) for i in range(into)]
-        for o in range(out):
-            a = sum((real[f, g, o, i] * re[i] - imaginary[f, g, o, i] * im[i] for i in range(into)), ZERO)
-            b = sum((imaginary[f, g, o, i] * re[i] + real[f, g, o, i] * im[i] for i in range(into)), ZERO)
-            for (r, c), (cosine, sine) in waves.items():
-                result[o, r, c] += cosine * a - sine * b
-    return result
+def _sum(p: Any, *xs: Exact) -> Exact:
+    terms = [exact(c) * x for c, x in zip(p.coefficients, xs, strict=True)]
+    return np.sum(np.stack(terms), 0)
 
 
-def _center(p: Any, x: Exact) -> Exact:
-    return (x - _column(p.mean, x)) * _column(p.scale, x)
+def _scale(p: Any, x: Exact) -> Exact:
+    return x * (rational(p.factor) if p.factor.ndim == x.ndim else _column(p.factor, x))
 
 
 def _pointwise(p: Any, x: Exact) -> Exact:
-    return _relu(x) if p.name == "relu" else np.abs(x)
+    return np.abs(x) if p.name == "abs" else SIGMA[p.name](x)
 
 
 def _group_sort(p: Any, x: Exact) -> Exact:
@@ -224,15 +257,12 @@ def _householder(p: Any, x: Exact) -> Exact:
     return np.concatenate([first - v[0] * across, second - v[1] * across])
 
 
-def _pad(p: Any, x: Exact) -> Exact:
-    return np.concatenate([x, np.full((p.channels - len(x), *x.shape[1:]), ZERO, dtype=object)])
-
-
 def _avg_pool(p: Any, x: Exact) -> Exact:
-    k, (channels, height, width) = p.size, x.shape
-    out = np.empty((channels, height // k, width // k), dtype=object)
+    (a, b), (channels, height, width) = p.window, x.shape
+    out = np.empty((channels, height // a, width // b), dtype=object)
     for c, r, s in np.ndindex(out.shape):
-        out[c, r, s] = sum(x[c, r * k : r * k + k, s * k : s * k + k].flatten(), ZERO) / k
+        window = x[c, r * a : r * a + a, s * b : s * b + b]
+        out[c, r, s] = sum(window.flatten(), ZERO) / exact(p.divisor)
     return out
 
 
@@ -246,28 +276,18 @@ def _max_pool(p: Any, x: Exact) -> Exact:
     return out
 
 
-def _space_to_depth(p: Any, x: Exact) -> Exact:
-    b, (channels, height, width) = p.block, x.shape
-    out = np.empty((channels * b * b, height // b, width // b), dtype=object)
-    for c, i, j in np.ndindex(x.shape):
-        out[c * b * b + i % b * b + j % b, i // b, j // b] = x[c, i, j]
-    return out
-
-
-RUN: dict[str, Callable[[Any, Exact], Exact]] = {
+RUN: dict[str, Callable[..., Exact]] = {
+    "constant": lambda p: rational(p.value),
+    "gather": _gather,
+    "sum": _sum,
+    "scale": _scale,
     "affine": _affine,
     "descent": _descent,
-    "proximal": lambda p, x: _proximal(p, x, 1),
+    "proximal": _proximal,
     "series": _series,
-    "spectral": _spectral,
-    "center": _center,
+    "avg_pool": _avg_pool,
+    "max_pool": _max_pool,
     "pointwise": _pointwise,
     "group_sort": _group_sort,
     "householder": _householder,
-    "pad": _pad,
-    "avg_pool": _avg_pool,
-    "max_pool": _max_pool,
-    "space_to_depth": _space_to_depth,
-    "flatten": lambda p, x: x.flatten(),
-    "truncate": lambda p, x: x[: p.classes],
 }

@@ -4,6 +4,7 @@ The exact map is as tame as ever, and its Lipschitz constant is 1; but what runs
 B·2⁻⁵³ on the way. A rounding bound that did not look at biases would be wrong by any factor.
 """
 
+import sys
 from fractions import Fraction
 
 import numpy as np
@@ -13,24 +14,52 @@ from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 import lipflow
-from lipflow import check, record
-from lipflow.frozen import linear, network, primitive
-from lipflow.frozen.linear import Map
-from lipflow.frozen.lower import step_size
-from lipflow.operators import Dense
+from lipflow import check, frozen, record
+from lipflow.operators import Dense, certified
+from lipflow.operators.certified import certify
+from lipflow.primitives import (
+    MONOTONE,
+    Affine,
+    AvgPool,
+    Constant,
+    Descent,
+    Gather,
+    Proximal,
+    Scale,
+    Series,
+    Sum,
+    activation,
+    descent,
+    linear,
+    series,
+)
+from lipflow.primitives.descent import MOST_STEPS, step_size
+from lipflow.primitives.series import MOST_TERMS
 from lipflow.rounding import sqrt_up, up
 from tests.soundness import exact
+from tests.soundness.graphs import chain, wired
 
 BIASES = [1e6, 1e12, 1e100, 1e300]
 
 
 def _linear(bias: float) -> nn.Sequential:
-    """x + B - B."""
+    """x + B - B, with a relu between, as two matrices in a row would be joined."""
     layers = [nn.Linear(3, 3).double() for _ in range(2)]
     for layer, sign in zip(layers, (1, -1), strict=True):
         layer.weight = nn.Parameter(torch.eye(3, dtype=torch.float64))
         layer.bias = nn.Parameter(torch.full((3,), sign * bias, dtype=torch.float64))
-    return nn.Sequential(*layers)
+    return nn.Sequential(layers[0], nn.ReLU(), layers[1])
+
+
+class _Added(nn.Module):
+    """x + B - B, by plain sums: B is added to -x/2 and to x/2, and the two are subtracted."""
+
+    def __init__(self, bias: float) -> None:
+        super().__init__()
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x / 2 + self.bias) - (self.bias - x / 2)
 
 
 def _descent(bias: float) -> nn.Sequential:
@@ -50,11 +79,11 @@ def _convolution(bias: float) -> nn.Sequential:
     for layer, sign in zip(layers, (1, -1), strict=True):
         layer.weight = nn.Parameter(torch.ones(1, 1, 1, 1, dtype=torch.float64))
         layer.bias = nn.Parameter(torch.full((1,), sign * bias, dtype=torch.float64))
-    return nn.Sequential(*layers, nn.Flatten())
+    return nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.Flatten())
 
 
 def _center(bias: float) -> nn.Sequential:
-    """x - B + B, by a mean in the input layer (in float32, as its buffer is)."""
+    """x - B + B, by a mean in the input layer."""
     layer = nn.Linear(3, 3).double()
     layer.weight = nn.Parameter(torch.eye(3, dtype=torch.float64))
     centre = lipflow.blocks.Center(0.0).double()
@@ -74,17 +103,16 @@ def _proximal(bias: float) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def _within(bias: float) -> nn.Sequential:
+def _within(bias: float) -> lipflow.Frozen:
     """Biases that cancel inside of one layer: with the rows w and -w, Wᵀσ(Wx + B) = (x + B) - (-x + B) = 2x."""
-    layer = lipflow.cpl_dense(3, 6).double()
     identity = torch.eye(3, dtype=torch.float64)
-    layer.field.weight.weight = nn.Parameter(torch.cat([identity, -identity]))
-    layer.field.bias = nn.Parameter(torch.full((6,), bias, dtype=torch.float64))
-    return nn.Sequential(layer)
+    op = certify(Dense(torch.cat([identity, -identity])))
+    return chain((3,), Descent(op, torch.full((6,), bias, dtype=torch.float64), MONOTONE["relu"], step_size(op.norm)))
 
 
 NETWORKS = {
     "linear": (_linear, (3,)),
+    "sum": (_Added, (3,)),
     "within": (_within, (3,)),
     "descent": (_descent, (3,)),
     "convolution": (_convolution, (1, 3, 5)),
@@ -143,18 +171,32 @@ def test_a_radius_is_lost_by_as_much_as_rounding_costs():
 # Overflow on the way: every constant is finite, and what runs is not
 
 
-def test_an_overflow_on_the_way_is_refused():
+def _overflows() -> lipflow.Frozen:
     """With ‖W‖ = 1e160, x passes through Wᵀσ(Wx + b) of 1e320, which no float64 holds, however small h is."""
-    layer = lipflow.cpl_dense(2, 1).double()
-    layer.field.weight.weight = nn.Parameter(torch.tensor([[1e160, 0.0]], dtype=torch.float64))
-    layer.field.bias = nn.Parameter(torch.tensor([-0.55e160], dtype=torch.float64))
+    op, bias = (
+        certify(Dense(torch.tensor([[1e160, 0.0]], dtype=torch.float64))),
+        torch.tensor([-0.55e160], dtype=torch.float64),
+    )
+    return chain((2,), Descent(op, bias, MONOTONE["relu"], step_size(op.norm)))
+
+
+def test_an_overflow_on_the_way_is_refused():
     with pytest.raises(ValueError, match="beyond float64"):
-        lipflow.freeze(nn.Sequential(layer), in_shape=(2,))
+        _overflows()
+
+
+def test_an_overflow_of_the_scores_is_refused():
+    """2¹⁰²³·x₀ - δ and 2¹⁰²³·x₀: the second is the greater one by far, until both are ∞ at x₀ = 2. Every constant is
+    finite, as a product with 2²⁰⁰ does not round; the certificate once said R = 370719."""
+    less = Constant(torch.tensor([-(2.0**790), 0.0], dtype=torch.float64))
+    twice = (Gather(torch.tensor([0, 0]), [1]), (0,))
+    with pytest.raises(ValueError, match="beyond float64"):
+        wired((1,), twice, (less, ()), (Sum([2.0**823, 1.0]), (1, 2)), (Sum([2.0**200]), (3,)), domain=(-3.0, 3.0))
 
 
 @pytest.mark.parametrize("bias", [1e308])
 def test_a_refusal_says_why(bias):
-    with pytest.raises(ValueError, match="beyond float64"):
+    with pytest.raises(ValueError, match=r"beyond float64|not finite"):
         lipflow.freeze(_descent(bias), in_shape=(3,))
 
 
@@ -164,7 +206,7 @@ def test_subnormal_weights_are_refused():
     for layer, gain in zip(layers, (1e300, 1e-309), strict=True):
         layer.weight = nn.Parameter(gain * torch.eye(2, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"beyond float64|subnormal"):
-        lipflow.freeze(nn.Sequential(*layers), in_shape=(2,))
+        lipflow.freeze(nn.Sequential(layers[0], nn.ReLU(), layers[1]), in_shape=(2,))
     with pytest.raises(ValueError, match="subnormal"):
         lipflow.freeze(nn.Sequential(layers[1]), in_shape=(2,))
     flushes = torch.set_flush_denormal(True)
@@ -180,37 +222,60 @@ def test_subnormal_steps_are_refused():
     """2⁵¹⁵·I has h = 2⁻¹⁰²⁹: where subnormals are read as 0 the layer is x, and elsewhere -x."""
     assert step_size(2.0**515) == 0.0
     assert step_size(2.0**511) > 0.0
-    held, bias = Map.of(Dense(torch.eye(2, dtype=torch.float64))), torch.zeros(2, dtype=torch.float64)
+    relu, bias = MONOTONE["relu"], torch.zeros(2, dtype=torch.float64)
+    eye, skew = certify(Dense(EYE)), certify(Dense(SKEW))
     for h in (1e-310, 5e-324):
         with pytest.raises(ValueError, match="descent"):
-            primitive.Descent(held, bias, h, "relu")
+            Descent(eye, bias, relu, h)
         with pytest.raises(ValueError, match="proximal"):
-            primitive.Proximal(held, bias, h, "relu", 0.5, 3, False)
+            Proximal(eye, bias, relu, h, 0.5, 3, False)
         with pytest.raises(ValueError, match="proximal"):
-            primitive.Proximal(held, bias, 0.5, "relu", h, 3, False)
-        skew = Map.of(Dense(torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)))
+            Proximal(eye, bias, relu, 0.5, h, 3, False)
         with pytest.raises(ValueError, match="series"):
-            primitive.Series(skew, h, 3)
+            Series(skew, h, 3)
+        with pytest.raises(ValueError, match="avg_pool"):
+            AvgPool((1, 1), h)
+        with pytest.raises(ValueError, match="sum"):
+            Sum([1.0, h])
+        with pytest.raises(ValueError, match="subnormal"):
+            chain((2,), Scale(torch.tensor([1.0, h], dtype=torch.float64)))
         for kind, entry in (("descent", dict(h=h)), ("proximal", dict(h=0.5, tau=h, iterations=3, reflect=False))):
-            tensors = dict(weight=held.weight.numpy(), bias=bias.numpy())
             with pytest.raises(check.Rejected, match="needs"):
-                check.KINDS[kind](dict(entry, name="relu", map=dict(geometry=None)), tensors, Fraction(1))
+                _checked(kind, EYE, **entry)
+        with pytest.raises(check.Rejected, match="needs"):
+            _checked("series", SKEW, h=h, terms=3)
+        with pytest.raises(check.Rejected, match="positive divisor"):
+            _checked("avg_pool", window=[1, 1], divisor=h)
+        with pytest.raises(check.Rejected, match="normal numbers"):
+            _checked("sum", coefficients=[1.0, h])
+
+
+EYE = torch.eye(2, dtype=torch.float64)
+SKEW = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
+
+
+def _checked(kind: str, weight: Tensor | None = None, **entry) -> check.Primitive:
+    """A primitive as the checker reads it."""
+    op = {} if weight is None else dict(op=dict(kind="matrix", geometry={}, adjoint=False, weight="w"), bias=None)
+    tensors = {} if weight is None else dict(w=weight.numpy())
+    return check.KINDS[kind](dict(entry, kind=kind, sigma="relu", **op), tensors, dict(norm=1 + 2.0**-30), "it")
 
 
 def test_layers_that_would_run_for_ever_are_refused():
-    eye, skew = torch.eye(2, dtype=torch.float64), torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
-    bias = torch.zeros(2, dtype=torch.float64)
+    eye, skew = certify(Dense(EYE)), certify(Dense(SKEW))
     with pytest.raises(ValueError, match="proximal"):
-        primitive.Proximal(Map.of(Dense(eye)), bias, 0.5, "relu", 0.5, primitive.MOST_STEPS + 1, False)
+        Proximal(eye, None, MONOTONE["relu"], 0.5, 0.5, MOST_STEPS + 1, False)
     with pytest.raises(ValueError, match="series"):
-        primitive.Series(Map.of(Dense(skew)), 1.0, primitive.MOST_TERMS + 1)
-    proximal = dict(h=0.5, tau=0.5, iterations=primitive.MOST_STEPS + 1, reflect=False, name="relu")
-    series = dict(h=1.0, terms=primitive.MOST_TERMS + 1)
-    for kind, entry, weight in (("proximal", proximal, eye), ("series", series, skew)):
+        Series(skew, 1.0, MOST_TERMS + 1)
+    proximal = dict(h=0.5, tau=0.5, reflect=False)
+    for steps, terms in ((MOST_STEPS, MOST_TERMS), (1, 1)):
+        _checked("proximal", EYE, iterations=steps, **proximal)
+        _checked("series", SKEW, h=1.0, terms=terms)
+    for wrong in (MOST_STEPS + 1, 0, 2.0, "3"):
         with pytest.raises(check.Rejected, match="needs"):
-            check.KINDS[kind](
-                dict(entry, map=dict(geometry=None)), dict(weight=weight.numpy(), bias=bias.numpy()), Fraction(1)
-            )
+            _checked("proximal", EYE, iterations=wrong, **proximal)
+        with pytest.raises(check.Rejected, match="needs"):
+            _checked("series", SKEW, h=1.0, terms=wrong)
 
 
 def test_pixels_that_a_processor_may_read_as_nothing_are_priced():
@@ -262,17 +327,16 @@ def test_the_checker_sees_subnormal_weights_in_their_bits(tmp_path):
 @pytest.mark.parametrize("small", [False, True], ids=["overflow", "subnormal"])
 def test_the_checker_refuses_the_same(small, monkeypatch, tmp_path):
     """A certificate from a program that would not refuse: the checker knows the rule on its own."""
-    for room in (linear, primitive, network):
-        monkeypatch.setattr(room, "in_range", lambda error: error)
-    monkeypatch.setattr(network, "require_numbers", lambda p, name: None)
+    for file in (certified, linear, descent, series, activation, sys.modules["lipflow.graph.fold"]):
+        monkeypatch.setattr(file, "in_range", lambda error: error)
+    monkeypatch.setattr(frozen, "require_numbers", lambda vertex: None)
     if small:
-        layer = nn.Linear(2, 2, bias=False).double()
-        layer.weight = nn.Parameter(torch.tensor([[1.0, 1e-309], [0.0, 1.0]], dtype=torch.float64))
+        network = chain(
+            (2,), Affine(certify(Dense(torch.tensor([[1.0, 1e-309], [0.0, 1.0]], dtype=torch.float64))), None)
+        )
     else:
-        layer = lipflow.cpl_dense(2, 1).double()
-        layer.field.weight.weight = nn.Parameter(torch.tensor([[1e160, 0.0]], dtype=torch.float64))
-        layer.field.bias = nn.Parameter(torch.tensor([-0.55e160], dtype=torch.float64))
-    frozen, x = lipflow.freeze(nn.Sequential(layer), in_shape=(2,)), torch.tensor([[0.5, 0.1]], dtype=torch.float64)
-    record.write(tmp_path, frozen, lipflow.certify(frozen, x), x, torch.zeros(1, dtype=torch.long))
+        network = _overflows()
+    x = torch.tensor([[0.5, 0.1]], dtype=torch.float64)
+    record.write(tmp_path, network, lipflow.certify(network, x), x, torch.zeros(1, dtype=torch.long))
     with pytest.raises(check.Rejected, match="out of range" if small else "beyond float64"):
         check.check(tmp_path, full=True)

@@ -63,7 +63,7 @@ ATTACKS: dict[str, Attack] = {
 # How each network is handed over. AutoAttack computes in float32, and takes no scores of another dtype.
 NETWORKS = {
     "live": lambda trained: (trained.live, torch.float32),
-    "frozen": lambda trained: (trained.frozen, torch.float64),
+    "frozen": lambda trained: (trained.frozen.module(), torch.float64),
     "frozen, scores in float32": lambda trained: (SameDtype(trained.frozen), torch.float32),
 }
 CASES = [

@@ -7,22 +7,24 @@ import dataclasses
 import random
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 
-from lipflow import Conv2d, check
-from lipflow.frozen.linear import Map
+from lipflow import Conv2d, Dense, check
 from lipflow.operators import norm
+from lipflow.operators.certified import certify
 from tests.operators.geometry import Geometry, draw_geometry, gaussian, svd_norm
 from tests.operators.test_norm import WAYS, take
+from tests.soundness.graphs import Draw, fourier
 
 EXACT = [0, 0]
 
 
 def claim_of(op: Conv2d) -> tuple[check.Linear, dict]:
     """An operator as the checker holds it, and what its certificate says of its norm."""
-    held = Map.of(op)
-    return check.Linear(held.weight.numpy(), held.geometry), dict(norm=held.norm, torus=[list(s) for s in held.torus])
+    held = certify(op)
+    return check.Linear(held.weight.numpy(), held.geometry), held.proof
 
 
 def accepted(held: check.Linear, claim: dict) -> bool:
@@ -117,3 +119,49 @@ def test_the_strips_of_a_large_convolution_are_verified(out):
     assert norm.norm_bound(op) <= claim["norm"]
     assert accepted(held, claim)
     assert not accepted(held, dict(claim, norm=claim["norm"] * (1 - 1e-4)))
+
+
+# Operators as a file describes them
+
+
+def _described(kind: str, seed: int) -> tuple[dict, dict, dict, float]:
+    """(description, tensors, claim, a number just below the norm) of a random operator of a kind."""
+    draw = Draw(torch.Generator().manual_seed(seed))
+    op = {
+        "matrix": lambda: certify(Dense(draw.normal(4, 3))),
+        "convolution": lambda: certify(Conv2d(draw.normal(2, 3, 3, 2), (4, 5), stride=2)),
+        "fourier": lambda: fourier(draw, (3, 4, 5)),
+    }[kind]()
+    if kind == "fourier":
+        tensors = dict(real=op.real.numpy(), imaginary=op.imaginary.numpy())
+        norm = float(torch.linalg.matrix_norm(op.op.matrices, 2).max())
+    else:
+        tensors = dict(weight=op.weight.numpy())
+        basis = torch.eye(int(torch.Size(op.in_shape).numel()), dtype=torch.float64).unflatten(1, op.in_shape)
+        norm = float(torch.linalg.matrix_norm(op(basis).flatten(1), 2))
+    described = dict(kind=kind, geometry=op.geometry, adjoint=False, **{name: name for name in tensors})
+    return described, tensors, op.proof, norm * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("adjoint", [False, True])
+@pytest.mark.parametrize("kind", ["matrix", "convolution", "fourier"])
+def test_operators_of_a_file_have_the_norms_that_are_claimed(kind, adjoint):
+    for seed in range(10):
+        described, tensors, claim, low = _described(kind, seed)
+        described |= dict(adjoint=adjoint)
+        op = check.operator_of(described, tensors, claim, "it")
+        assert op.norm == claim["norm"] > low
+        for lie in (low, 0.0, -claim["norm"]):
+            with pytest.raises(check.Rejected):
+                check.operator_of(described, tensors, dict(claim, norm=lie), "it")
+        with pytest.raises(check.Rejected, match="no known kind"):
+            check.operator_of(dict(described, kind="identity"), tensors, claim, "it")
+
+
+@pytest.mark.parametrize("kind", ["matrix", "convolution", "fourier"])
+def test_weights_of_a_file_are_floats(kind):
+    """Of 32-bit integers -2³¹ is its own absolute value, and a matrix of them once had any norm that was claimed."""
+    described, tensors, claim, _ = _described(kind, 0)
+    lowest = {name: np.full(t.shape, -(2**31), np.int32) for name, t in tensors.items()}
+    with pytest.raises(check.Rejected, match="another type"):
+        check.operator_of(described, lowest, dict(claim, norm=1e300), "it")

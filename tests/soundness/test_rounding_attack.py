@@ -13,12 +13,16 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import lipflow
 from lipflow.certificate import from_logits
+from lipflow.operators import Dense
+from lipflow.operators.certified import certify
+from lipflow.primitives import Affine
 from lipflow.rounding import sqrt_up
 from tests import campaigns
+from tests.soundness.graphs import Draw, chain, primitives
 
 Subject = Callable[[Tensor], tuple[Tensor, Tensor]]  # images to labels and radii
 BISECTIONS, AWAY = 60, [2.0**-k for k in (52, 46, 40, 36, 33, 30, 26, 20, 14, 8)]
@@ -124,7 +128,7 @@ def single_precision(trained) -> Subject:
     """The same network in float32, with the certified step sizes, and the paper's margin/√2."""
     live = copy.deepcopy(trained.live).eval()
     flows = [m for m in live.modules() if isinstance(m, lipflow.Flow)]
-    steps = [p.h for p in trained.frozen.primitives if p.kind == "descent"]
+    steps = [p.h for p in primitives(trained.frozen, "descent")]
     for flow, h in zip(flows, steps, strict=True):
         flow.step = lipflow.ExplicitEuler(h)
 
@@ -160,12 +164,10 @@ def test_the_attack_breaks_float64_without_slack(trained):
 
 
 def _tight(seed: int) -> lipflow.Frozen:
-    """Rotations and reflections of 3 pixels: every pair bound is attained, everywhere."""
-    torch.manual_seed(seed)
-    layers = [nn.Linear(3, 3).double() for _ in range(3)]
-    for layer in layers:
-        layer.weight = nn.Parameter(torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64)).Q)
-    return lipflow.freeze(nn.Sequential(*layers), in_shape=(3,))
+    """Rotations and reflections of 3 pixels, run one after the other: every pair bound is attained, everywhere."""
+    draw = Draw(torch.Generator().manual_seed(seed))
+    turns = [certify(Dense(torch.linalg.qr(draw.normal(3, 3)).Q)) for _ in range(3)]
+    return chain((3,), *(Affine(op, draw.normal(3)) for op in turns))
 
 
 def _slope(frozen: lipflow.Frozen, x: Tensor) -> tuple[Tensor, Tensor]:

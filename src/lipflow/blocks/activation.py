@@ -8,10 +8,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from lipflow.bound import Nonexpansive
+from lipflow import primitives
+from lipflow.node import Node
 
 
-class GroupSort(Nonexpansive):
+class GroupSort(nn.Module):
     """Sort each group of entries, greatest first: a permutation at almost every input, where gradients keep their norm.
 
     Anil, Lucas and Grosse 2019. `GroupSort(2)` is MaxMin.
@@ -39,7 +40,7 @@ def MaxMin() -> GroupSort:
     return GroupSort(2)
 
 
-class Householder(Nonexpansive):
+class Householder(nn.Module):
     """x - 2v·relu(v·x) on each pair, with v = (-sin θ/2, cos θ/2): reflect the half-plane v·x > 0 onto the other.
 
     Singla, Singla and Feizi 2022. It is a Convex Potential Layer with W of one row and b = 0. θ is learned for each
@@ -59,11 +60,16 @@ class Householder(Nonexpansive):
         across = torch.relu(cosine * second - sine * first)
         return torch.cat([first + 2 * sine * across, second - 2 * cosine * across], 1)
 
+    def lower(self, x: Node) -> Node:
+        """By its parts it would stretch by more than 1."""
+        half = self.theta / 2
+        return primitives.Householder(half.sin(), half.cos())(x)
+
     def extra_repr(self) -> str:
         return str(2 * len(self.theta))
 
 
-class Abs(Nonexpansive):
+class Abs(nn.Module):
     """|x|, entry by entry."""
 
     def forward(self, x: Tensor) -> Tensor:

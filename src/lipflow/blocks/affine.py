@@ -9,13 +9,13 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
-from lipflow.blocks.shift import new_bias, shift_norm
-from lipflow.bound import Bound, Domain, Lipschitz, Shape
+from lipflow.blocks.shift import new_bias
 from lipflow.flows.memo import Memo
 from lipflow.flows.scale import ReshapedNorm, Scale, SpectralNorm
 from lipflow.flows.weight import ConvWeight, DenseWeight, Weight
-from lipflow.operators import LinearOperator, norm_bound
+from lipflow.operators import LinearOperator
 from lipflow.operators.conv import Padding
+from lipflow.shapes import Shape
 
 
 class Parameterisation(nn.Module, ABC):
@@ -29,10 +29,6 @@ class Parameterisation(nn.Module, ABC):
     def forward(self, x: Tensor) -> LinearOperator:
         """W on the inputs x, whose shape it takes up; training may learn from it."""
 
-    @abstractmethod
-    def norm_bound(self, shape: Shape | None) -> float:
-        """At least ‖W‖, in real arithmetic."""
-
     @property
     @abstractmethod
     def channels(self) -> tuple[int, int]:
@@ -43,13 +39,9 @@ class Parameterisation(nn.Module, ABC):
     def fan_in(self) -> int:
         """How many weights make one output, from which a bias takes its first size."""
 
-    @abstractmethod
-    def out_shape(self, shape: Shape | None) -> Shape:
-        """The shape of an output, for inputs of a shape, or of the shape last seen."""
 
-
-class Affine(Lipschitz):
-    """Wx + b: L is what the parameterisation of W proves of its norm."""
+class Affine(nn.Module):
+    """Wx + b, with W from a parameterisation."""
 
     def __init__(self, weight: Parameterisation, bias: bool = True) -> None:
         super().__init__()
@@ -61,17 +53,11 @@ class Affine(Lipschitz):
         y = op(x)
         return y if self.bias is None else y + self.bias.reshape(-1, *[1] * (len(op.out_shape) - 1))
 
-    def bound(self, domain: Domain) -> Bound:
-        return Bound(self.weight.norm_bound(domain.shape))
-
-    def origin(self, domain: Domain) -> float:
-        return 0.0 if self.bias is None else shift_norm(self.bias, self.weight.out_shape(domain.shape))
-
 
 class Scaled(Parameterisation):
     """A learned weight times a scale, such as one over an estimate of its norm; the norm of the product is certified.
 
-    Estimates are from below, so that norm is a little above 1: the declared bound says how much.
+    Estimates are from below, so that norm is a little above 1: `lipflow.lipschitz_bound` says how much.
     """
 
     def __init__(self, weight: Weight, scale: Scale) -> None:
@@ -87,9 +73,6 @@ class Scaled(Parameterisation):
     def fan_in(self) -> int:
         return self.weight.weight[0].numel()
 
-    def out_shape(self, shape: Shape | None) -> Shape:
-        return self.weight.operator(shape).out_shape
-
     def operator(self, shape: Shape | None) -> LinearOperator:
         op = self.weight.operator(shape)
         return op.with_weight(op.weight * self.scale(op, self.weight, learn=False))
@@ -101,9 +84,6 @@ class Scaled(Parameterisation):
             lambda: op.weight * self.scale(op, self.weight, self.training), inputs, op.in_shape, keep=not self.training
         )
         return op.with_weight(weight)
-
-    def norm_bound(self, shape: Shape | None) -> float:
-        return norm_bound(self.operator(shape))
 
 
 def spectral_dense(in_features: int, out_features: int, *, bias: bool = True) -> Affine:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lipflow.blocks.affine import Affine, Parameterisation
-from lipflow.bound import Shape
 from lipflow.flows.memo import Memo, lasting
 from lipflow.flows.weight import require_flat, require_positive
-from lipflow.operators import Conv2d, Dense, norm_bound
+from lipflow.operators import Conv2d, Dense
 from lipflow.operators.norm import in_full
+from lipflow.shapes import Shape
 
 ITERATIONS = 20  # of Björck's, as published
 
@@ -91,9 +91,6 @@ class BlockConvolution(Parameterisation):
     def fan_in(self) -> int:
         return self.sizes[0] * (self.axes.count(0) + 1) * (self.axes.count(1) + 1)
 
-    def out_shape(self, shape: Shape | None) -> Shape:
-        return (self.sizes[1], *(self.seen.shape[1:] if shape is None else shape[1:]))
-
     def kernel(self) -> Tensor:
         """The kernel `(out, in, height, width)`."""
         kernel = bjorck(self.mix, self.iterations)[:, :, None, None]
@@ -125,9 +122,6 @@ class BlockConvolution(Parameterisation):
             )
         return Conv2d(kernel, (shape[1], shape[2]), padding="same", padding_mode="circular")
 
-    def norm_bound(self, shape: Shape | None) -> float:
-        return norm_bound(self.operator(shape))
-
     def extra_repr(self) -> str:
         height, width = self.axes.count(0) + 1, self.axes.count(1) + 1
         return f"{self.sizes[0]} → {self.sizes[1]}, kernel {height}×{width}, iterations={self.iterations}"
@@ -150,10 +144,6 @@ class Orthonormal(Parameterisation):
     def fan_in(self) -> int:
         return self.weight.shape[1]
 
-    def out_shape(self, shape: Shape | None) -> Shape:
-        require_flat(shape, self.channels[0])
-        return self.channels[1:]
-
     def operator(self, shape: Shape | None) -> Dense:
         require_flat(shape, self.channels[0])
         return Dense(bjorck(self.weight, self.iterations))
@@ -162,9 +152,6 @@ class Orthonormal(Parameterisation):
         require_flat(x.shape[1:], self.channels[0])
         matrix = self.memo(lambda: bjorck(self.weight, self.iterations), (self.weight,), keep=not self.training)
         return Dense(matrix)
-
-    def norm_bound(self, shape: Shape | None) -> float:
-        return norm_bound(self.operator(None))
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[1]} → {self.weight.shape[0]}, iterations={self.iterations}"

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from lipflow.blocks.affine import Affine, Parameterisation
-from lipflow.bound import Shape
 from lipflow.flows.memo import Memo
-from lipflow.flows.resolvent import inverse, multiply, symbols
+from lipflow.flows.resolvent import inverse, symbols
 from lipflow.flows.scale import LearnedNorm
 from lipflow.flows.weight import ConvWeight, DenseWeight, require_flat
-from lipflow.operators import Conv2d, Dense, LinearOperator
+from lipflow.operators import Conv2d, Dense, FourierMultiplier, LinearOperator
 from lipflow.operators.norm import in_full
+from lipflow.shapes import Shape
 
 
 def cayley_transform(w: Tensor) -> Tensor:
@@ -50,10 +50,6 @@ class CayleyMatrix(Parameterisation):
     def fan_in(self) -> int:
         return self.weight.weight[0].numel()
 
-    def out_shape(self, shape: Shape | None) -> Shape:
-        require_flat(shape, self.channels[0])
-        return self.channels[1:]
-
     def operator(self, shape: Shape | None) -> Dense:
         require_flat(shape, self.channels[0])
         return Dense(self._matrix())
@@ -65,40 +61,6 @@ class CayleyMatrix(Parameterisation):
     def _matrix(self) -> Tensor:
         op = self.weight.operator(None)
         return cayley_transform(op.weight * self.scale(op, self.weight, learn=False))
-
-    def norm_bound(self, shape: Shape | None) -> float:
-        return 1.0
-
-
-class FourierMultiplier(LinearOperator):
-    """x ↦ the real inverse transform of M(ω)x̂(ω), with matrices M at the frequencies of rfft2.
-
-    matrices: (height, width // 2 + 1, out, in), complex.
-    """
-
-    def __init__(self, matrices: Tensor, in_size: tuple[int, int]) -> None:
-        self.matrices, self.in_size = matrices, in_size
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return multiply(self.matrices[None], x)
-
-    def adjoint(self, y: Tensor) -> Tensor:
-        return multiply(self.matrices.mH[None], y)
-
-    @property
-    def weight(self) -> Tensor:
-        return self.matrices
-
-    def with_weight(self, weight: Tensor) -> "FourierMultiplier":
-        return FourierMultiplier(weight, self.in_size)
-
-    @property
-    def in_shape(self) -> tuple[int, int, int]:
-        return (self.matrices.shape[-1], *self.in_size)
-
-    @property
-    def out_shape(self) -> tuple[int, int, int]:
-        return (self.matrices.shape[-2], *self.in_size)
 
 
 class CayleySymbols(Parameterisation):
@@ -128,9 +90,6 @@ class CayleySymbols(Parameterisation):
     def fan_in(self) -> int:
         return self.weight.weight[0].numel()
 
-    def out_shape(self, shape: Shape | None) -> Shape:
-        return self.weight.operator(shape).out_shape
-
     def operator(self, shape: Shape | None) -> FourierMultiplier:
         op = self.weight.operator(shape)
         return FourierMultiplier(self._matrices(op), (op.rows.size, op.columns.size))
@@ -145,9 +104,6 @@ class CayleySymbols(Parameterisation):
         scaled = op.with_weight(op.weight * self.scale(op, self.weight, learn=False))
         assert isinstance(scaled, Conv2d)
         return cayley_transform(symbols(scaled)[0])
-
-    def norm_bound(self, shape: Shape | None) -> float:
-        return 1.0
 
 
 def cayley_dense(in_features: int, out_features: int, *, bias: bool = True) -> Affine:

@@ -1,28 +1,24 @@
-"""Heads: the last map to one score a class, with a bound for every pair of classes.
+"""Heads: the last map to one score a class.
 
-A certificate divides the margin f_y - f_j by the Lipschitz constant of f_y - f_j, which a head knows better than
-√2 times its own: `pair_bounds()[i, j]` bounds the Lipschitz constant of hᵢ - hⱼ for the head h alone.
+A certificate divides the margin f_y - f_j by the Lipschitz constant of f_y - f_j, which is often far below √2 times
+that of f. Certificates take it from the frozen network (`lipflow.graph.fold`); `pair_constants` is for losses.
 """
 
-from abc import abstractmethod
-from fractions import Fraction
+import math
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
 
-from lipflow.bound import Bound, Domain, Lipschitz
-from lipflow.operators import Dense, norm_bound
-from lipflow.rounding import above, gamma, norm_up, power_of_two, sqrt_up, up
 
-
-class Head(Lipschitz):
+class Head(nn.Module, ABC):
     """A map from features to one score a class."""
 
     classes: int
 
     @abstractmethod
-    def pair_bounds(self) -> Tensor:
-        """The Lipschitz constants of hᵢ - hⱼ, from above: `(classes, classes)`, float64, 0 for i = j."""
+    def pair_constants(self) -> Tensor:
+        """The Lipschitz constants of hᵢ - hⱼ for the head h alone, differentiable  # (classes, classes)."""
 
 
 class Truncate(Head):
@@ -41,15 +37,8 @@ class Truncate(Head):
             )
         return x[:, : self.classes]
 
-    def bound(self, domain: Domain) -> Bound:
-        return Bound(1.0)
-
-    def origin(self, domain: Domain) -> float:
-        return 0.0
-
-    def pair_bounds(self) -> Tensor:
-        root = up(sqrt_up(Fraction(2)))
-        return root * (1 - torch.eye(self.classes, dtype=torch.float64))
+    def pair_constants(self) -> Tensor:
+        return math.sqrt(2) * (1 - torch.eye(self.classes, dtype=torch.float64))
 
     def extra_repr(self) -> str:
         return str(self.classes)
@@ -79,29 +68,12 @@ class LastLayerNormalization(Head):
             raise ValueError(f"this head takes (batch, {self.weight.shape[1]}) features, not {tuple(x.shape)}")
         return nn.functional.linear(x, self.rows(), self.bias)
 
-    def bound(self, domain: Domain) -> Bound:
-        return Bound(norm_bound(Dense(self.rows())))
-
-    def origin(self, domain: Domain) -> float:
-        return norm_up(self.bias)
-
-    def pair_bounds(self) -> Tensor:
-        return row_distances(self.rows())
+    def pair_constants(self) -> Tensor:
+        """‖rᵢ - rⱼ‖² = 2 - 2rᵢ·rⱼ for unit rows."""
+        rows = self.rows()
+        own = torch.eye(self.classes, dtype=torch.bool, device=rows.device)
+        square = (2 - 2 * rows @ rows.mT).clamp_min(torch.finfo(rows.dtype).eps)
+        return square.masked_fill(own, 1).sqrt().masked_fill(own, 0)  # √ has no derivative at the diagonal's 0
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[1]} → {self.classes}"
-
-
-def row_distances(rows: Tensor) -> Tensor:
-    """‖wᵢ - wⱼ‖ for all pairs of rows, rounded up  # (classes, classes), float64."""
-    w = rows.detach().to("cpu", torch.float64)
-    if not bool(torch.isfinite(w).all()):
-        raise ValueError("the last layer has NaN or infinite weights, so no pair of its rows has a distance")
-    features = w.shape[1]
-    scale = power_of_two(float(w.abs().max())) or 1.0
-    w = w / scale
-    # The difference and its square round once each, the sum at most γ_features, the root once; a square that
-    # underflows loses at most 2⁻¹⁰²², so that a root loses at most 2⁻⁵¹¹ for each of them, and so does the scaling.
-    inflate, underflow = up(1 + gamma(features + 8)), up(Fraction(features + 2, 2**511))
-    distances = torch.stack([(w - row).square().sum(1).sqrt() for row in w]) * inflate + underflow
-    return above(above(distances) * scale).fill_diagonal_(0.0)

@@ -1,13 +1,11 @@
 """The mean over an image and its mirror image, which is as Lipschitz as what it is a mean of."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from lipflow.bound import Bound, Domain, fold, fold_origin, in_order
 from lipflow.flows.together import Around, in_chains, listened, through
 
 
@@ -15,7 +13,7 @@ from lipflow.flows.together import Around, in_chains, listened, through
 class Mirrored(Around):
     """(φ(x) + φ(Rx))/2 with R the mirror image, left for right, and φ a chain of modules, given as to `nn.Sequential`.
 
-    R is an isometry, so a mean of φ and φ∘R has φ's (L, ε). In training it is φ alone, at φ's cost: mirror images at
+    R is an isometry, so a mean of φ and φ∘R has φ's constant. In training it is φ alone, at φ's cost: mirror images at
     random there, or φ will not know them. Put it around all that comes before the head: of scores that are affine in φ
     it is the mean too.
     """
@@ -30,11 +28,7 @@ class Mirrored(Around):
             raise ValueError(f"Mirrored takes images (batch, channels, height, width), not {tuple(x.shape)}")
         if self.training:
             return self._inside(x)
-        here, there = self._inside(torch.cat([x, x.flip(3)])).unflatten(0, (2, -1)).unbind()
-        return (here + there) / 2
-
-    def parts(self) -> Iterable[nn.Module]:
-        return self, self.inner
+        return (self._inside(x) + self._inside(x.flip(3))) / 2
 
     def _inside(self, x: Tensor) -> Tensor:
         whole = torch.compiler.is_compiling() or listened(self.inner)
@@ -42,9 +36,3 @@ class Mirrored(Around):
 
     def bare(self) -> nn.Sequential | None:
         return self.inner if self.training else None
-
-    def bound(self, domain: Domain) -> Bound:
-        return fold(in_order(self.inner), domain)
-
-    def origin(self, domain: Domain) -> float:
-        return fold_origin(in_order(self.inner), domain)

@@ -2,18 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from fractions import Fraction
 
 import torch
-from torch import Tensor
-
-from lipflow.bound import Bound, Domain, Lipschitz
-from lipflow.rounding import mul_up, norm_up, sqrt_up, up
+from torch import Tensor, nn
 
 Values = float | Sequence[float]
 
 
-class Center(Lipschitz):
+class Center(nn.Module):
     """(x - mean)/std for each channel; without std it only shifts, and L = 1. With std, L = 1/min(std).
 
     It is part of the model, so that models take pixels in [0, 1] and certificates speak of pixels.
@@ -35,15 +31,6 @@ class Center(Lipschitz):
         shape = (-1, *[1] * (x.ndim - 2))
         centred = x - self.mean.reshape(shape)
         return centred if self.std is None else centred / self.std.reshape(shape)
-
-    def bound(self, domain: Domain) -> Bound:
-        return Bound(1.0 if self.std is None else up(1 / Fraction(float(self.std.min()))))
-
-    def origin(self, domain: Domain) -> float:
-        if domain.shape is None:
-            return math.inf if bool(self.mean.any()) else 0.0
-        entries = math.prod(domain.shape) // len(self.mean)
-        return mul_up(self.bound(domain).lipschitz, mul_up(norm_up(self.mean), up(sqrt_up(Fraction(entries)))))
 
     def extra_repr(self) -> str:
         return f"mean={self.mean.tolist()}" + ("" if self.std is None else f", std={self.std.tolist()}")

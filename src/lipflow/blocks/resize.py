@@ -1,13 +1,11 @@
 """Maps that change the shape and never the distance by more than a factor of 1."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lipflow.bound import Nonexpansive
 
-
-class PadChannels(Nonexpansive):
+class PadChannels(nn.Module):
     """Zero channels appended up to `channels`: an isometry, the paper's way to widen."""
 
     def __init__(self, channels: int) -> None:
@@ -26,7 +24,7 @@ class PadChannels(Nonexpansive):
         return str(self.channels)
 
 
-class TakeChannels(Nonexpansive):
+class TakeChannels(nn.Module):
     """The first so many `channels`, or features: an orthogonal projection, SOC's way to narrow."""
 
     def __init__(self, channels: int) -> None:
@@ -44,7 +42,7 @@ class TakeChannels(Nonexpansive):
         return str(self.channels)
 
 
-class _Pool(Nonexpansive):
+class _Pool(nn.Module):
     """Windows of size × size that do not overlap; rows and columns past the last whole window are dropped."""
 
     def __init__(self, size: int) -> None:
@@ -81,7 +79,7 @@ class MaxPool(_Pool):
         return F.max_pool2d(x, self.size)
 
 
-class SpaceToDepth(Nonexpansive):
+class SpaceToDepth(nn.Module):
     """Each block × block square of pixels becomes block² channels: a permutation, so an isometry."""
 
     any_layout = True
@@ -104,7 +102,7 @@ class SpaceToDepth(Nonexpansive):
         return str(self.block)
 
 
-class Flatten(Nonexpansive):
+class Flatten(nn.Module):
     """Each input as one vector."""
 
     any_layout = True

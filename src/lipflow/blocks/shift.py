@@ -1,16 +1,12 @@
 """A learned bias, for layers that have none of their own."""
 
 import math
-from fractions import Fraction
 
 import torch
 from torch import Tensor, nn
 
-from lipflow.bound import Bound, Domain, Lipschitz, Shape
-from lipflow.rounding import mul_up, norm_up, sqrt_up, up
 
-
-class Shift(Lipschitz):
+class Shift(nn.Module):
     """x + b, with b along the channels or features: an isometry. b is uniform in ±1/√channels at first."""
 
     def __init__(self, channels: int) -> None:
@@ -24,12 +20,6 @@ class Shift(Lipschitz):
             raise ValueError(f"Shift takes (batch, {len(self.bias)}, …), not {tuple(x.shape)}")
         return x + self.bias.reshape(-1, *[1] * (x.ndim - 2))
 
-    def bound(self, domain: Domain) -> Bound:
-        return Bound(1.0)
-
-    def origin(self, domain: Domain) -> float:
-        return shift_norm(self.bias, domain.shape)
-
     def extra_repr(self) -> str:
         return str(len(self.bias))
 
@@ -37,10 +27,3 @@ class Shift(Lipschitz):
 def new_bias(channels: int, fan_in: int) -> nn.Parameter:
     """A bias, uniform in ±1/√fan_in."""
     return nn.Parameter(torch.empty(channels).uniform_(-1, 1) / math.sqrt(fan_in))
-
-
-def shift_norm(bias: Tensor, shape: Shape | None) -> float:
-    """How far x + b moves an x of a shape, from above: by ‖b‖ at every position."""
-    if shape is None:
-        return math.inf if bool(bias.any()) else 0.0
-    return mul_up(norm_up(bias), up(sqrt_up(Fraction(math.prod(shape[1:])))))

@@ -77,7 +77,7 @@ def certify(arguments: Certify) -> int:
         frozen = freeze(network)
         if ranks.first:
             seconds = time.perf_counter() - start
-            print(f"froze {run.model}: {len(frozen.primitives)} primitives, every norm bounded, in {seconds:.1f} s")
+            print(f"froze {run.model}: {len(frozen.graph.vertices)} operations, every norm bounded, in {seconds:.1f} s")
             bound, error = digits_up(frozen.lipschitz, 12), digits_up(frozen.rounding, 3)
             print(f"L = {bound:.12g}, rounding at most E = {error:.2e} over all images")
         kept = Kept(f"the scores of {frozen.digest}")
@@ -99,8 +99,7 @@ def over_ranks(frozen: "Frozen", images: "Tensor", ranks: "Ranks", kept: Kept) -
     import torch
 
     from lipflow.certificate import from_logits
-    from lipflow.frozen import certify
-    from lipflow.frozen.network import CHUNK
+    from lipflow.frozen import CHUNK, certify
 
     mine = ranks.share(images)
 

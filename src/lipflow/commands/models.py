@@ -14,7 +14,8 @@ def models(arguments: Models) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from lipflow.bound import Lipschitz
+    from lipflow.blocks import Affine, LastLayerNormalization
+    from lipflow.flows import Flow
     from lipflow.models import MODELS, build
     from lipflow.pretrained import NAMES
 
@@ -23,8 +24,7 @@ def models(arguments: Models) -> int:
         with torch.device("meta"):
             network = build(name)
         parameters = sum(p.numel() for p in network.parameters())
-        learned = [m for m in network.modules() if isinstance(m, Lipschitz) and any(p.ndim > 1 for p in m.parameters())]
-        layers = sum(not any(other in learned for other in m.modules() if other is not m) for m in learned)
+        layers = sum(isinstance(m, Flow | Affine | LastLayerNormalization) for m in network.modules())
         shape = "×".join(map(str, model.in_shape))
         table.add_row(name, f"{parameters:,}", str(layers), shape, model.summary)
     Console().print(table)

@@ -1,28 +1,33 @@
-"""The cells of the field × step table: a step through a field, its constant, and how far it moves the origin.
+"""The cells of the field × step table: a step through a field, as it runs and as it is lowered.
 
-Derivations are in docs/theory.md.
+Derivations of the constants are in docs/theory.md.
 """
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from lipflow.bound import Bound, Domain
+from lipflow import primitives
 from lipflow.flows.descent import autocasts
 from lipflow.flows.field import Convex, Skew
 from lipflow.flows.proximal import SMALLEST, contraction, iterations_for, proximal
 from lipflow.flows.resolvent import apply, resolvent
-from lipflow.operators import norm_bound
+from lipflow.node import LoweringError, Node
 from lipflow.operators.norm import in_full
-from lipflow.rounding import add_up, mul_up, sqrt_up, up
+from lipflow.primitives import Norm
+from lipflow.primitives.declared import declared
+from lipflow.primitives.descent import UNSOLVED
+from lipflow.rounding import add_up, mul_up, norm_up, up
+from lipflow.shapes import Shape
 
 REFINE = 10  # power iterations before an implicit step: a solve costs more than a good estimate
 SLACK = 1.25  # an implicit step is solved for a smoothness up to so many times the estimate
-UNSOLVED = 2.0**-26  # and until at most this part of ‖x - z*‖ is left
 
 
 class Cell(ABC):
@@ -32,13 +37,9 @@ class Cell(ABC):
     def __call__(self, x: Tensor) -> Tensor:
         """x after the step."""
 
-    @abstractmethod
-    def bound(self, domain: Domain) -> Bound:
-        """The pair (L, ε) of the step in evaluation mode."""
-
-    @abstractmethod
-    def origin(self, domain: Domain) -> float:
-        """A bound on how far the exact step moves 0."""
+    def lower(self, x: Node) -> Node:
+        """The step in evaluation mode as a node: by its parts, where it is no better than they are."""
+        return cast(Node, self(x))
 
 
 @dataclass(frozen=True)
@@ -54,17 +55,24 @@ class Descent(Cell):
     def __call__(self, x: Tensor) -> Tensor:
         return self.field.descend(x, self.h)
 
-    def bound(self, domain: Domain) -> Bound:
-        h, smoothness = self.evaluation_size(domain), Fraction(self.field.smoothness_bound(domain))
-        return Bound(up(max(Fraction(1), Fraction(h) * smoothness - 1)))
+    def lower(self, x: Node) -> Node:
+        shape, parts = tuple(x.shape[1:]), self.field.parts(x)
+        h = self.evaluation_size(shape)
+        if parts is not None:
+            return primitives.Descent(*parts, h, follows=self.h is None)(x)
 
-    def origin(self, domain: Domain) -> float:
-        return mul_up(self.evaluation_size(domain), self.field.gradient_bound(domain._replace(reach=0.0)))
+        def constant(norm: Norm) -> float:
+            return up(max(Fraction(1), Fraction(h) * Fraction(self.field.smoothness(shape, norm)) - 1))
+
+        return declared(x, type(self.field).__name__, self, constant)
 
     @torch.no_grad()
-    def evaluation_size(self, domain: Domain) -> float:
+    def evaluation_size(self, shape: Shape) -> float:
         """The h that evaluation uses."""
-        return float(self.field.step_size(domain, learn=False)) if self.h is None else self.h
+        h = float(self.field.step_size(shape, learn=False)) if self.h is None else self.h
+        if not math.isfinite(h):
+            raise LoweringError(f"a step of 2/‖W‖² = {h} is no number: the layer has NaN or infinite weights")
+        return h
 
 
 @dataclass(frozen=True)
@@ -79,29 +87,39 @@ class Proximal(Cell):
     iterations: int | None
     reflect: bool
 
-    def plan(self, domain: Domain, learn: bool) -> tuple[float, int]:
+    def plan(self, shape: Shape, learn: bool) -> tuple[float, int]:
         """The ℓ that the iteration is run for, and how many times it is run."""
-        ell = SLACK * self.h * float(self.field.smoothness_estimate(domain, learn, REFINE).detach())
+        ell = SLACK * self.h * float(self.field.smoothness_estimate(shape, learn, REFINE).detach())
         return ell, iterations_for(ell, UNSOLVED) if self.iterations is None else self.iterations
 
     def __call__(self, x: Tensor) -> Tensor:
         if autocasts(x):
             x = x.float()  # a layer before may have been rounded, and what is solved for is not
         with in_full(x):
-            plan = self.plan(domain_of(x), self.field.training)
+            plan = self.plan(tuple(x.shape[1:]), self.field.training)
             z = proximal(self.field.gradient, x, self.h, *plan, now=lambda: self.field.now(x))
             return 2 * z - x if self.reflect else z
 
-    def bound(self, domain: Domain) -> Bound:
-        ell, iterations = self.plan(domain, learn=False)
-        if mul_up(self.h, self.field.smoothness_bound(domain)) > max(ell, SMALLEST):
-            return Bound(1.0, math.inf)  # a live estimate that fell behind by more than the slack promises no rate
-        unsolved = mul_up(contraction(ell, iterations), mul_up(self.h, self.field.gradient_bound(domain)))
-        return Bound(1.0, mul_up(2.0, unsolved) if self.reflect else unsolved)
+    def lower(self, x: Node) -> Node:
+        shape, parts = tuple(x.shape[1:]), self.field.parts(x)
+        ell, iterations = self.plan(shape, learn=False)
+        planned, unsolved = max(ell, SMALLEST), contraction(ell, iterations)
+        if parts is not None:
 
-    def origin(self, domain: Domain) -> float:
-        once = mul_up(self.h, self.field.gradient_bound(domain._replace(reach=0.0)))
-        return mul_up(2.0, once) if self.reflect else once
+            def solve(gradient: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+                return proximal(gradient, x, self.h, ell, iterations)
+
+            return primitives.LiveProximal(*parts, self.h, self.reflect, solve, planned, unsolved)(x)
+        at_origin = norm_up(self.field.gradient(torch.zeros(1, *shape, dtype=x.dtype)))
+
+        def allowance(norm: Norm, reach: float) -> float:
+            smoothness = self.field.smoothness(shape, norm)
+            if mul_up(self.h, smoothness) > planned:
+                return math.inf  # a live estimate that fell behind by more than the slack promises no rate
+            left = mul_up(unsolved, mul_up(self.h, add_up(at_origin, mul_up(smoothness, reach))))
+            return 2 * left if self.reflect else left
+
+        return declared(x, type(self.field).__name__, self, lambda norm: 1.0, allowance)
 
 
 @dataclass(frozen=True)
@@ -122,12 +140,6 @@ class Rational(Cell):
             lambda: resolvent(self.field.turn(m, learn), *coefficients), m, coefficients, m.in_shape
         )
         return apply(matrices, x)
-
-    def bound(self, domain: Domain) -> Bound:
-        return Bound(1.0)
-
-    def origin(self, domain: Domain) -> float:
-        return 0.0
 
 
 @dataclass(frozen=True)
@@ -150,14 +162,8 @@ class Series(Cell):
             z = torch.add(x, op(z), alpha=self.h / j)  # Horner: x + hA(x + hA/2(x + hA/3(…)))
         return z
 
-    def bound(self, domain: Domain) -> Bound:
-        angle = Fraction(self.h) * Fraction(norm_bound(self.field.operator(domain.shape)))
-        if self.terms <= 2:
-            return Bound(up(sqrt_up(1 + angle**2)) if self.terms == 2 else 1.0)
-        return Bound(up(1 + angle**self.terms / math.factorial(self.terms)))
-
-    def origin(self, domain: Domain) -> float:
-        return 0.0
+    def lower(self, x: Node) -> Node:
+        return primitives.Series(self.field.on(x), self.h, self.terms)(x)
 
 
 @dataclass(frozen=True)
@@ -170,17 +176,5 @@ class Both(Cell):
     def __call__(self, x: Tensor) -> Tensor:
         return self.second(self.first(x))
 
-    def bound(self, domain: Domain) -> Bound:
-        first = self.first.bound(domain)
-        reach = add_up(add_up(mul_up(first.lipschitz, domain.reach), self.first.origin(domain)), first.tolerance)
-        return first.then(self.second.bound(domain._replace(reach=reach)))
-
-    def origin(self, domain: Domain) -> float:
-        return add_up(
-            mul_up(self.first.origin(domain), self.second.bound(domain).lipschitz), self.second.origin(domain)
-        )
-
-
-def domain_of(x: Tensor) -> Domain:
-    """The shape of one member of a batch."""
-    return Domain(tuple(x.shape[1:]))
+    def lower(self, x: Node) -> Node:
+        return self.second.lower(self.first.lower(x))

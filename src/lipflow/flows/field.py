@@ -6,46 +6,30 @@ points (Meunier et al. 2022, Corollary 1).
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator
-from fractions import Fraction
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional as F
 
-from lipflow.bound import Domain, Shape
 from lipflow.flows.descent import Follow, Layer, descend, shift, two_over
 from lipflow.flows.memo import Memo
 from lipflow.flows.scale import Scale
 from lipflow.flows.weight import ConvWeight, Weight
-from lipflow.operators import Conv2d, LinearOperator, norm_bound
-from lipflow.rounding import add_up, mul_up, norm_up, sqrt_up, up
+from lipflow.operators import Conv2d, LinearOperator
+from lipflow.primitives import MONOTONE, Monotone, Norm
+from lipflow.rounding import mul_up
+from lipflow.shapes import Shape
 
 
-class Monotone(NamedTuple):
-    """A scalar function σ with slopes in [low, high] and |σ| ≤ sup, applied to each entry."""
+class Parts(NamedTuple):
+    """W, b and σ of a potential with ∇f(x) = Wᵀσ(Wx + b)."""
 
-    function: Callable[[Tensor], Tensor]
-    low: float
-    high: float
-    sup: float = math.inf
-
-
-def _softplus(x: Tensor) -> Tensor:
-    """log(1 + eˣ), as logaddexp: torch's softplus jumps at its threshold."""
-    return torch.logaddexp(x, torch.zeros_like(x))
-
-
-MONOTONE: dict[str, Monotone] = {
-    "relu": Monotone(torch.relu, 0.0, 1.0),
-    "softplus": Monotone(_softplus, 0.0, 1.0),
-    "tanh": Monotone(torch.tanh, 0.0, 1.0, sup=1.0),
-    "sigmoid": Monotone(torch.sigmoid, 0.0, 0.25, sup=1.0),
-    "hardtanh": Monotone(F.hardtanh, 0.0, 1.0, sup=1.0),
-}
+    op: LinearOperator
+    bias: Tensor | None
+    sigma: Monotone
 
 
 class Convex(nn.Module, ABC):
@@ -56,29 +40,30 @@ class Convex(nn.Module, ABC):
         """∇f(x)."""
 
     @abstractmethod
-    def smoothness_estimate(self, domain: Domain, learn: bool, refine: int = 0) -> Tensor:
+    def smoothness_estimate(self, shape: Shape | None, learn: bool, refine: int = 0) -> Tensor:
         """The Lipschitz constant of ∇f, from below, differentiable; see `Weight.estimate`."""
 
     @abstractmethod
-    def smoothness_bound(self, domain: Domain) -> float:
-        """The Lipschitz constant of ∇f, from above."""
+    def smoothness(self, shape: Shape | None, norm: Norm) -> float:
+        """The Lipschitz constant of ∇f on inputs of a shape, with `norm` for the norms of operators: from above for
+        `lipflow.norm_bound`."""
 
-    @abstractmethod
-    def gradient_bound(self, domain: Domain) -> float:
-        """‖∇f(x)‖ over the domain, from above."""
+    def parts(self, x: Tensor) -> Parts | None:
+        """W, b and σ on inputs like x, if ∇f(x) = Wᵀσ(Wx + b): such steps can run in certified arithmetic."""
+        return None
 
     def now(self, x: Tensor) -> Callable[[Tensor], Tensor]:
         """∇f at inputs like x with the numbers that it has now: `functional_call` may have put them in for a while."""
         held = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         return lambda z: -functional_call(self, held, (z,))
 
-    def step_size(self, domain: Domain, learn: bool) -> Tensor:
+    def step_size(self, shape: Shape | None, learn: bool) -> Tensor:
         """2/ℓ̂, with the estimated smoothness ℓ̂."""
-        return two_over(self.smoothness_estimate(domain, learn))
+        return two_over(self.smoothness_estimate(shape, learn))
 
     def descend(self, x: Tensor, h: float | None) -> Tensor:
         """x - h∇f(x), with h = 2/ℓ̂ where none is given."""
-        return x - (self.step_size(Domain(tuple(x.shape[1:])), self.training) if h is None else h) * self.gradient(x)
+        return x - (self.step_size(tuple(x.shape[1:]), self.training) if h is None else h) * self.gradient(x)
 
     def forward(self, x: Tensor) -> Tensor:
         """F(x) = -∇f(x)."""
@@ -110,10 +95,10 @@ class ConvexPotential(Convex):
     def _gradient(self, op: LinearOperator, bias: Tensor | None, x: Tensor) -> Tensor:
         return op.adjoint(self.sigma.function(shift(op(x), bias)))
 
-    def step_size(self, domain: Domain, learn: bool) -> Tensor:
+    def step_size(self, shape: Shape | None, learn: bool) -> Tensor:
         if type(self) is not ConvexPotential:  # what extends it may have another gradient, and another smoothness
-            return super().step_size(domain, learn)
-        op = self.weight.operator(domain.shape)
+            return super().step_size(shape, learn)
+        op = self.weight.operator(shape)
         return Follow(self.weight.follow(op, learn), self.sigma.high).size(op)[0]
 
     def descend(self, x: Tensor, h: float | None) -> Tensor:
@@ -125,31 +110,15 @@ class ConvexPotential(Convex):
         follow = Follow(self.weight.follow(op, self.training), self.sigma.high) if h is None else h
         return Layer(op, self.bias, follow, self.sigma.function)
 
-    def smoothness_estimate(self, domain: Domain, learn: bool, refine: int = 0) -> Tensor:
-        return self.sigma.high * self.weight.estimate(self.weight.operator(domain.shape), learn, refine) ** 2
+    def smoothness_estimate(self, shape: Shape | None, learn: bool, refine: int = 0) -> Tensor:
+        return self.sigma.high * self.weight.estimate(self.weight.operator(shape), learn, refine) ** 2
 
-    def smoothness_bound(self, domain: Domain) -> float:
-        norm = norm_bound(self.weight.operator(domain.shape))
-        return mul_up(self.sigma.high, mul_up(norm, norm))
+    def smoothness(self, shape: Shape | None, norm: Norm) -> float:
+        length = float(norm(self.weight.operator(shape)))
+        return mul_up(self.sigma.high, mul_up(length, length))
 
-    def gradient_bound(self, domain: Domain) -> float:
-        """‖W‖·min(s‖W‖·‖x‖ + ‖σ(b)‖, √m·sup|σ|)."""
-        op = self.weight.operator(domain.shape)
-        norm, units = norm_bound(op), math.prod(op.out_shape)
-        linear = add_up(mul_up(mul_up(self.sigma.high, norm), domain.reach), self._norm_at_bias(op))
-        return mul_up(norm, min(linear, mul_up(self.sigma.sup, up(sqrt_up(Fraction(units))))))
-
-    def _norm_at_bias(self, op: LinearOperator) -> float:
-        """‖σ(b)‖ over all units: |σ(b)| is bounded by |σ(0)| + s|b|, so that σ's own rounding does not matter."""
-        at_zero = float(self.sigma.function(torch.zeros((), dtype=torch.float64)))
-        # σ(0) is computed in float64: one ulp more covers any faithful σ.
-        constant = mul_up(
-            math.nextafter(abs(at_zero), math.inf) if at_zero else 0.0, up(sqrt_up(Fraction(math.prod(op.out_shape))))
-        )
-        if self.bias is None:
-            return constant
-        copies = math.prod(op.out_shape) // self.bias.numel()
-        return add_up(constant, mul_up(mul_up(self.sigma.high, norm_up(self.bias)), up(sqrt_up(Fraction(copies)))))
+    def parts(self, x: Tensor) -> Parts | None:
+        return Parts(self.weight(x), self.bias, self.sigma)
 
     def extra_repr(self) -> str:
         return f"sigma={self.sigma_name}, bias={self.bias is not None}"
@@ -158,29 +127,26 @@ class ConvexPotential(Convex):
 class Potential(Convex):
     """The field -∇f of any convex f, given as a module that computes ∇f, and its smoothness (Proposition 3).
 
-    That f is convex and `smoothness`-smooth is taken on your word. `at_origin` bounds ‖∇f(0)‖, where known.
+    That f is convex and `smoothness`-smooth is taken on your word.
     """
 
-    def __init__(self, gradient: nn.Module, smoothness: float, at_origin: float = math.inf) -> None:
+    def __init__(self, gradient: nn.Module, smoothness: float) -> None:
         super().__init__()
         if not (math.isfinite(smoothness) and smoothness >= 0):
             raise ValueError(f"the smoothness of a potential is a finite number of at least 0, not {smoothness}")
-        self.module, self.smoothness, self.at_origin = gradient, float(smoothness), float(at_origin)
+        self.module, self.declared = gradient, float(smoothness)
 
     def gradient(self, x: Tensor) -> Tensor:
         return self.module(x)
 
-    def smoothness_estimate(self, domain: Domain, learn: bool, refine: int = 0) -> Tensor:
-        return torch.tensor(self.smoothness, dtype=torch.float64)
+    def smoothness_estimate(self, shape: Shape | None, learn: bool, refine: int = 0) -> Tensor:
+        return torch.tensor(self.declared, dtype=torch.float64)
 
-    def smoothness_bound(self, domain: Domain) -> float:
-        return self.smoothness
-
-    def gradient_bound(self, domain: Domain) -> float:
-        return add_up(self.at_origin, mul_up(self.smoothness, domain.reach))
+    def smoothness(self, shape: Shape | None, norm: Norm) -> float:
+        return self.declared
 
     def extra_repr(self) -> str:
-        return f"smoothness={self.smoothness}"
+        return f"smoothness={self.declared}"
 
 
 class Skew(nn.Module):
@@ -293,15 +259,3 @@ def _require_symmetric_window(weight: ConvWeight) -> None:
             )
         if axis.stride != 1 or axis.before != axis.after or 2 * axis.before != axis.extent - 1:
             raise ValueError("a skew-symmetric convolution keeps the size: stride 1 and padding 'same'")
-
-
-def parts_of(field: Field) -> Iterator[nn.Module]:
-    """The modules that a field's promise is about; what is inside of a `Potential` is taken on the user's word."""
-    if isinstance(field, Sum):
-        yield field
-        yield from parts_of(field.convex)
-        yield from parts_of(field.skew)
-    elif type(field) is Potential:
-        yield field
-    else:
-        yield from field.modules()

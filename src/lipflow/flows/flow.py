@@ -1,18 +1,16 @@
 """A layer is a field and a step; and the layers that have names."""
 
-from collections.abc import Iterable
-from itertools import chain
-
 from torch import Tensor, nn
 
-from lipflow.bound import Bound, Domain, Lipschitz
-from lipflow.flows.field import Convex, ConvexPotential, Field, Monotone, Skew, Sum, parts_of
+from lipflow.flows.field import Convex, ConvexPotential, Field, Skew, Sum
 from lipflow.flows.step import ExplicitEuler, Exponential, ImplicitEuler, Midpoint, Step
 from lipflow.flows.weight import ConvWeight, DenseWeight, Weight
+from lipflow.node import Node
 from lipflow.operators.conv import Padding
+from lipflow.primitives import Monotone
 
 
-class Flow(Lipschitz):
+class Flow(nn.Module):
     """One step of the flow dx/dt = F(x): `Flow(field, step)`. The pair knows its own Lipschitz constant."""
 
     def __init__(self, field: Field, step: Step) -> None:
@@ -27,14 +25,9 @@ class Flow(Lipschitz):
     def forward(self, x: Tensor) -> Tensor:
         return self.step.cell(self.field)(x)
 
-    def bound(self, domain: Domain) -> Bound:
-        return self.step.cell(self.field).bound(domain)
-
-    def origin(self, domain: Domain) -> float:
-        return self.step.cell(self.field).origin(domain)
-
-    def parts(self) -> Iterable[nn.Module]:
-        return chain([self], parts_of(self.field))
+    def lower(self, x: Node) -> Node:
+        """The same as primitives, in evaluation mode."""
+        return self.step.cell(self.field).lower(x)
 
     def extra_repr(self) -> str:
         return f"step={self.step}"

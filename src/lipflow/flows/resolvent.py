@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lipflow.operators import Conv2d, Dense, LinearOperator
 from lipflow.operators.fourier import phases, symbol
+from lipflow.operators.multiplier import multiply
 from lipflow.operators.norm import in_full
 
 BATCHED = 128  # rows of matrices that LAPACK inverts well in batches
@@ -65,15 +66,3 @@ def _turn(op: Conv2d, frequencies: tuple[Tensor, Tensor]) -> tuple[Tensor, Tenso
     sides = (op.rows.size, op.columns.size)
     cosine, sine = phases((op.rows.before + 1, op.columns.before + 1), (1, 1), sides, frequencies)
     return cosine[-1].reshape(-1, 1, 1), sine[-1].reshape(-1, 1, 1)
-
-
-def multiply(matrices: Tensor, x: Tensor) -> Tensor:
-    """Multiply the spectrum of x by a matrix at each frequency of rfft2  # (groups, h, w // 2 + 1, out, in)."""
-    groups, out = matrices.shape[0], matrices.shape[-2]
-    if not x.numel():
-        # Some FFT libraries refuse an empty batch. Gradients of 0 flow all the same: other processes wait for them.
-        return x.new_zeros(len(x), groups * out, *x.shape[2:]) + 0 * (x.sum() + matrices.real.sum())
-    x = x.to(matrices.real.dtype)  # a layer before may have been rounded by autocast, and transforms are not
-    spectrum = torch.fft.rfft2(x).unflatten(1, (groups, -1))
-    product = torch.einsum("ghwoi,bgihw->bgohw", matrices, spectrum)
-    return torch.fft.irfft2(product.flatten(1, 2), s=x.shape[-2:])

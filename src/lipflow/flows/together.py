@@ -14,7 +14,6 @@ from contextvars import Token
 import torch
 from torch import Tensor, nn
 
-from lipflow.bound import Lipschitz
 from lipflow.flows.descent import Layer, descend
 from lipflow.flows.field import ConvexPotential
 from lipflow.flows.flow import Flow
@@ -59,7 +58,7 @@ def in_chains(chain: nn.Sequential) -> list[nn.Module]:
     return [layer for part in parts for layer in part]
 
 
-class Around(Lipschitz):
+class Around(nn.Module):
     """A module around a chain of layers, and at times no more than that: then a network looks through it."""
 
     @abstractmethod

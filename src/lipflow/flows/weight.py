@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lipflow.bound import Shape
 from lipflow.flows.memo import lasting
 from lipflow.operators import Conv2d, Dense, LinearOperator, norm_estimate
 from lipflow.operators.conv import Padding
 from lipflow.operators.norm import power_iteration, start_vector
+from lipflow.shapes import Shape
 
 HELD: ContextVar[frozenset[int]] = ContextVar("held", default=frozenset())  # weights whose u does not move for now
 WARM_UP = 10  # power iterations when an input size is first seen, so that training starts near the norm

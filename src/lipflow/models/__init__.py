@@ -4,7 +4,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lipflow.bound import Shape, shape_of
 from lipflow.models.cpl import SIZES, cpl
 from lipflow.models.fast import cpl_fast
 from lipflow.models.kwlarge import SIZES as KW
@@ -12,6 +11,7 @@ from lipflow.models.kwlarge import kwlarge
 from lipflow.models.lipconvnet import SIZES as SOC
 from lipflow.models.lipconvnet import lipconvnet
 from lipflow.models.network import Network
+from lipflow.shapes import Shape, shape_of
 
 __all__ = ["MODELS", "Model", "Network", "build", "list_models"]
 

@@ -2,7 +2,6 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any, cast
@@ -12,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lipflow.blocks import Head, Mirrored
-from lipflow.bound import Bound, Domain, Lipschitz, Shape, fold, fold_origin, in_order, require_batch, shape_of
 from lipflow.flows.together import Hold, followed, in_chains, iterate, through
+from lipflow.shapes import Shape, require_batch, shape_of
 
 
 class _Again:
@@ -42,7 +41,7 @@ class _Again:
         self.hold.__exit__()
 
 
-class Network(Lipschitz):
+class Network(nn.Module):
     """Stages applied one after the other to pixels in [0, 1]  # (batch, *in_shape) → (batch, classes).
 
     Bytes k are read as k/255, live as frozen.
@@ -100,7 +99,7 @@ class Network(Lipschitz):
 
         Train with mirrored images, as most recipes do (`flip`), or it means little to the network.
         """
-        *body, (name, head) = in_order(self.stages)
+        *body, (name, head) = self.stages.named_children()
         if [type(module) for _, module in body] == [Mirrored]:
             return self
         mirrored = Mirrored(OrderedDict(body))
@@ -136,15 +135,6 @@ class Network(Lipschitz):
             x = cast(Tensor, checkpoint(through, segment, x, use_reentrant=False, context_fn=contexts))
         again.remember()
         return x
-
-    def parts(self) -> Iterable[nn.Module]:
-        return self, self.stages  # a compiler runs them as a module
-
-    def bound(self, domain: Domain) -> Bound:
-        return fold(in_order(self.stages), domain._replace(shape=self.in_shape))
-
-    def origin(self, domain: Domain) -> float:
-        return fold_origin(in_order(self.stages), domain._replace(shape=self.in_shape))
 
     def extra_repr(self) -> str:
         return f"name={self.name!r}, in_shape={self.in_shape}"

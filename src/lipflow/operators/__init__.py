@@ -2,7 +2,8 @@
 
 from lipflow.operators.conv import Conv2d
 from lipflow.operators.dense import Dense
+from lipflow.operators.multiplier import FourierMultiplier
 from lipflow.operators.norm import norm_bound, norm_estimate
-from lipflow.operators.operator import LinearOperator
+from lipflow.operators.operator import Adjoint, LinearOperator
 
-__all__ = ["Conv2d", "Dense", "LinearOperator", "norm_bound", "norm_estimate"]
+__all__ = ["Adjoint", "Conv2d", "Dense", "FourierMultiplier", "LinearOperator", "norm_bound", "norm_estimate"]

@@ -1,6 +1,6 @@
 """The convolution x ↦ K ∗ x of images, with zero or circular padding, as an operator on inputs of one size."""
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -118,6 +118,19 @@ class Conv2d(LinearOperator):
         geometry = (self._pair("stride"), padding, self._pair("dilation"), False, (0, 0), self.groups)
         only_the_kernel = (False, True, False)
         return torch.ops.aten.convolution_backward(y, padded, self.kernel, None, *geometry, only_the_kernel)[1]
+
+    @property
+    def geometry(self) -> dict[str, Any]:
+        """The arguments after the kernel, as plain data."""
+        rows, columns = self.rows, self.columns
+        return dict(
+            in_size=[rows.size, columns.size],
+            padding=[[rows.before, rows.after], [columns.before, columns.after]],
+            padding_mode=self.padding_mode,
+            stride=[rows.stride, columns.stride],
+            dilation=[rows.dilation, columns.dilation],
+            groups=self.groups,
+        )
 
     @property
     def _symmetric(self) -> bool:

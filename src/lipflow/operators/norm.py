@@ -18,7 +18,8 @@ from lipflow.operators.dense import Dense
 from lipflow.operators.fourier import CHUNK_BYTES as CHUNK_BYTES
 from lipflow.operators.fourier import Side, Torus, symbols
 from lipflow.operators.gram import gram_bound, start_vector
-from lipflow.operators.operator import LinearOperator
+from lipflow.operators.multiplier import FourierMultiplier
+from lipflow.operators.operator import Adjoint, LinearOperator
 from lipflow.operators.strip import exact_columns, strip_bound, strip_shift, strip_work, torus_columns
 from lipflow.rounding import TINY, U, gamma, power_of_two, sqrt_up, square_sum_bound, up
 
@@ -39,7 +40,7 @@ def norm_estimate(op: LinearOperator, u: Tensor | None = None, iterations: int =
     u is a unit vector of `op.in_shape`, and is not differentiated through: d‖Wu‖ = vᵀ dW u with v = Wu/‖Wu‖,
     which is the derivative of ‖W‖ where u is its top singular vector.
     """
-    start = start_vector(op.in_shape, op.weight) if u is None else u
+    start = start_vector(op.in_shape, op.weight.real) if u is None else u
     with in_full(start):
         return norm(op(power_iteration(op, start, iterations)[None]))
 
@@ -95,12 +96,13 @@ def norm_bound(op: LinearOperator) -> float:
 
 def norm_certificate(op: LinearOperator) -> tuple[float, Torus]:
     """`norm_bound`, and the torus that proves it, with EXACT for an axis that needs none."""
+    if isinstance(op, Adjoint):
+        return norm_certificate(op.op)
     if type(op) not in _SCALED:
-        raise TypeError(
-            f"norm_bound takes a Dense or a Conv2d, not {type(op).__name__}: only of those it knows a proof"
-        )
+        known = " or ".join(kind.__name__ for kind in _SCALED)
+        raise TypeError(f"norm_bound takes a {known}, not {type(op).__name__}: only of those it knows a proof")
     with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
-        weight = op.weight.detach().to("cpu", torch.float64)
+        weight = real_parts(op.weight.detach()).to("cpu", torch.float64)
         if not bool(torch.isfinite(weight).all()):
             raise ValueError(f"{op} has NaN or infinite weights, so it has no norm to bound")
         # A weight that is read as 0, and what is lost in the division by a power of two, is below TINY.
@@ -120,6 +122,21 @@ def norm_certificate(op: LinearOperator) -> tuple[float, Torus]:
 def _underflow_amplification(op: LinearOperator) -> int:
     """One weight of an operator stands for at most so many entries in a row or a column of its matrix."""
     return math.prod(op.in_shape) + math.prod(op.out_shape)
+
+
+def real_parts(weight: Tensor) -> Tensor:
+    """Complex numbers as their real and imaginary parts  # (2, ...); real ones as they are."""
+    return torch.stack([weight.real, weight.imag]) if weight.is_complex() else weight
+
+
+def _fourier_bound(op: LinearOperator, weight: Tensor) -> tuple[Fraction, Torus]:
+    """The greatest norm over the frequencies of [[Re M, -Im M], [Im M, Re M]] (docs/soundness-spectral.md)."""
+    real, imaginary = weight.flatten(1, 2)
+    at_once = max(1, CHUNK_BYTES // (32 * real[0].numel()))
+    greatest = Fraction(0)
+    for re, im in zip(real.split(at_once), imaginary.split(at_once), strict=True):
+        greatest = max(greatest, gram_bound(torch.cat([torch.cat([re, -im], -1), torch.cat([im, re], -1)], -2)))
+    return sqrt_up(greatest), NO_TORUS
 
 
 def _dense_bound(op: LinearOperator, weight: Tensor) -> tuple[Fraction, Torus]:
@@ -234,4 +251,5 @@ def _glance(matrices: Tensor, look: int = 24) -> float:
 _SCALED: dict[type, Callable[[LinearOperator, Tensor], tuple[Fraction, Torus]]] = {
     Dense: _dense_bound,
     Conv2d: _conv_bound,
+    FourierMultiplier: _fourier_bound,
 }

@@ -1,6 +1,7 @@
 """A linear map between tensors, and its adjoint."""
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 from torch import Tensor
 
@@ -37,6 +38,46 @@ class LinearOperator(ABC):
     @abstractmethod
     def out_shape(self) -> tuple[int, ...]:
         """The shape of one output."""
+
+    @property
+    def geometry(self) -> dict[str, Any]:
+        """What defines W beside its weight, as plain data."""
+        return {}
+
+
+class Adjoint(LinearOperator):
+    """Wᵀ of an operator W, such as a transposed convolution."""
+
+    def __init__(self, op: LinearOperator) -> None:
+        self.op = op
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.op.adjoint(x)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        return self.op(y)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.op.weight
+
+    def with_weight(self, weight: Tensor) -> "Adjoint":
+        return Adjoint(self.op.with_weight(weight))
+
+    @property
+    def in_shape(self) -> tuple[int, ...]:
+        return self.op.out_shape
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        return self.op.in_shape
+
+    @property
+    def geometry(self) -> dict[str, Any]:
+        return dict(self.op.geometry, adjoint=True)
+
+    def __repr__(self) -> str:
+        return f"Adjoint({self.op})"
 
 
 def require_real(weight: Tensor, name: str) -> None:

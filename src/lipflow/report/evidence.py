@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from lipflow.attack import EXAMPLES, OUTCOMES
+from lipflow.frozen import SCHEMA
 from lipflow.record import CLAIMS, ROWS, digest
 from lipflow.rounding import down
 from lipflow.train.recipe import radius as parse_radius
@@ -38,7 +39,8 @@ class Primitive:
     """A line of the ledger: what the layer is, its constant and how that was obtained, what its rounding adds to E."""
 
     kind: str
-    shape: str
+    name: str
+    size: str
     how: str
     lipschitz: float
     rounding: float
@@ -176,7 +178,8 @@ def read_certificate(folder: Path) -> Certificate:
     path = folder / CLAIMS
     said = _json(path, path.read_bytes())
     stated = {key: value for key, value in said.items() if key != "digest"}
-    _hold(said.get("schema") == 1, path, f"this version reads schema 1, not {said.get('schema')!r}")
+    other = f"it has schema {said.get('schema')!r}, of another version of lipflow; certify the network again"
+    _hold(said.get("schema") == SCHEMA, path, other)
     _hold(said.get("digest") == digest(stated), path, "it was changed after it was written: its digest does not fit")
     rows = folder / ROWS
     columns = _arrays(rows, _table(said.get("files"), path, "files").get(ROWS), COLUMNS)
@@ -191,22 +194,26 @@ def read_certificate(folder: Path) -> Certificate:
     label, classes = columns["label"], columns["logits"].shape[1]
     _hold(classes >= 2 and bool(((label >= 0) & (label < classes)).all()), rows, "a label is beyond the classes")
     _pixels(columns["images"], rows)
-    lines: Any = said.get("primitives")
-    _hold(isinstance(lines, list), path, "it has no list of primitives")
-    ledger = tuple(_primitive(_table(line, path, "a primitive"), path) for line in lines)
+    held: Any = said.get("primitives")
+    lines: Any = said.get("vertices")
+    _hold(isinstance(held, list) and isinstance(lines, list), path, "it has no lists of primitives and vertices")
+    ledger = tuple(_primitive(_table(line, path, "a vertex"), held, path) for line in lines)
     lipschitz, rounding = (_number(said.get(key), path, key) for key in ("lipschitz", "rounding"))
     split, which = said.get("split", ""), said.get("which", "")
     _hold(isinstance(split, str) and isinstance(which, str), path, "split and which are words")
     return Certificate(lipschitz, rounding, said["digest"], split, which, ledger, **columns)
 
 
-def _primitive(line: Mapping[str, Any], path: Path) -> Primitive:
-    kind, shape, how = (line.get(key) for key in ("kind", "shape", "how"))
-    words = all(isinstance(word, str) for word in (kind, shape, how))
-    _hold(words, path, "a primitive has a kind, a shape and a proof, in words")
+def _primitive(line: Mapping[str, Any], held: list[Any], path: Path) -> Primitive:
+    kind, name, size, how = (line.get(key) for key in ("kind", "name", "size", "how"))
+    words = all(isinstance(word, str) for word in (kind, name, size, how))
+    _hold(words, path, "a vertex has a kind, a name, a size and a proof, in words")
+    which = line.get("primitive")
+    _hold(isinstance(which, int) and 0 <= which < len(held), path, "a vertex has a primitive of the list")
+    claim = _table(held[cast(int, which)], path, "a primitive")
     lipschitz, rounding = (_number(line.get(key), path, key) for key in ("lipschitz", "rounding"))
-    norm = None if line.get("norm") is None else _number(line["norm"], path, "norm")
-    return Primitive(str(kind), str(shape), str(how), lipschitz, rounding, norm)
+    norm = None if claim.get("norm") is None else _number(claim["norm"], path, "norm")
+    return Primitive(str(kind), str(name), str(size), str(how), lipschitz, rounding, norm)
 
 
 def _outcome(folder: Path, certificate: Certificate) -> Outcome | None:

@@ -266,8 +266,8 @@ def _ledger(runs: Sequence[Evidence]) -> str:
     if not parts:
         return ""
     return f"""<section id="ledger" aria-labelledby="h-ledger"><h2 id="h-ledger">Certificates</h2>
-<p>Every layer with its Lipschitz constant, how that was proved, and what its rounding adds. The network as it runs is
-within E of a map whose constant is L.</p>{"".join(parts)}</section>"""
+<p>Every operation with its Lipschitz constant, how that was proved, and what its rounding adds. The network as it
+runs is within E of a map whose constant is L.</p>{"".join(parts)}</section>"""
 
 
 def _certificate(run: Evidence, held: Certificate, alone: bool) -> str:
@@ -282,10 +282,11 @@ def _certificate(run: Evidence, held: Certificate, alone: bool) -> str:
     listed = "".join(f"<div><dt>{key}</dt><dd>{value}</dd></div>" for key, value in facts.items())
     name = escape(run.name)
     return f"""<details{" open" if alone else ""}>
-<summary><b>{name}</b><span>{len(held.ledger)} primitives</span></summary>
+<summary><b>{name}</b><span>{len(held.ledger)} operations</span></summary>
 <div class="within"><dl>{listed}</dl></div>
 <div class="scroll" tabindex="0" role="region" aria-label="Layers of {name}"><table class="ledger">
-<thead><tr><th scope="col">#</th><th scope="col" class="words">layer</th><th scope="col" class="words">shape</th>
+<thead><tr><th scope="col">#</th><th scope="col" class="words">operation</th><th scope="col" class="words">module</th>
+<th scope="col" class="words">size</th>
 <th scope="col">L</th><th scope="col">norm ≤</th><th scope="col">rounding ≤</th><td></td>
 <th scope="col" class="words">why</th></tr></thead>
 <tbody>{rows}</tbody></table></div></details>"""
@@ -297,7 +298,8 @@ def _primitive(number: int, p: Primitive, most: float) -> str:
     share = 100 * max(0.0, p.rounding) / most
     return (
         f'<tr><th scope="row">{number}</th>'
-        f'<td class="words">{escape(p.kind)}</td><td class="words">{escape(p.shape)}</td>'
+        f'<td class="words">{escape(p.kind)}</td><td class="words">{escape(p.name)}</td>'
+        f'<td class="words">{escape(p.size)}</td>'
         f"<td>{digits_up(p.lipschitz, 9):.9g}</td><td>{norm}</td><td>{rounding}</td>"
         f'<td class="share"><svg aria-hidden="true"><rect width="{share:.1f}%" height="100%"/></svg></td>'
         f'<td class="words">{escape(p.how)}</td></tr>'

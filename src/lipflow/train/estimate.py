@@ -8,17 +8,20 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from lipflow.blocks import Center
-from lipflow.bound import Domain
 from lipflow.data import Split, to_unit
-from lipflow.flows import Flow
-from lipflow.flows.cell import REFINE, Descent
+from lipflow.graph import fold, lower
 from lipflow.losses import radii as certified_radii
 from lipflow.models import Network
+from lipflow.operators import LinearOperator, norm_estimate
+from lipflow.primitives import Descent
 from lipflow.train.accuracy import Accuracy
 from lipflow.train.distributed import Ranks
 from lipflow.train.recipe import radius
+
+ITERATIONS = 20  # of the power iteration that stands for a norm
 
 
 @torch.no_grad()
@@ -26,7 +29,7 @@ def estimate(network: Network, split: Split, radii: Sequence[str], batch_size: i
     """Evaluate a live network on a split, each rank its share. Evaluation changes no buffer."""
     training = network.training
     network.eval()
-    pairs = network.head.pair_bounds().to(ranks.device, torch.float32) * lipschitz_estimate(network)
+    pairs = pair_estimates(network).to(ranks.device, torch.float32)
     counts = [0.0] * (1 + len(radii))
     for batch in ranks.share(torch.arange(len(split))).split(batch_size):
         x, y = to_unit(split.images[batch].to(ranks.device)), split.labels[batch].to(ranks.device)
@@ -40,19 +43,22 @@ def estimate(network: Network, split: Split, radii: Sequence[str], batch_size: i
 
 
 @torch.no_grad()
-def lipschitz_estimate(network: Network) -> float:
-    """The constant of the map before the head, taking estimated norms for norms.
+def pair_estimates(network: Network) -> Tensor:
+    """The Lipschitz constants of fᵢ - fⱼ, taking estimated norms for norms  # (classes, classes).
 
-    It is 1, but for an input divided by std (1/min std) and for relaxed layers of a fixed h (max(1, hℓ̂ - 1)).
+    The step h = 2/(s‖W‖²) of a Convex Potential Layer was made of an estimate of ‖W‖, which is the one that is taken.
     """
-    factors = [input_lipschitz(network)]
-    for flow in (m for m in network.modules() if isinstance(m, Flow)):
-        cell = flow.step.cell(flow.field)
-        if isinstance(cell, Descent) and cell.h is not None:
-            factors.append(max(1.0, cell.h * float(cell.field.smoothness_estimate(Domain(), False, REFINE)) - 1))
-    return math.prod(factors)
+    graph = lower(network, network.in_shape, live=True)
+    steps = (v.primitive for v in graph.vertices if isinstance(v.primitive, Descent))
+    known = {id(p.op): math.sqrt(2 / (p.sigma.high * p.h)) for p in steps if p.follows and p.h > 0}
+
+    def norm(op: LinearOperator) -> float:
+        return known[id(op)] if id(op) in known else float(norm_estimate(op, iterations=ITERATIONS))
+
+    return fold(graph, norm).pairs
 
 
 def input_lipschitz(network: Network) -> float:
     """The constant of centring and scaling: 1, or 1/min std."""
-    return math.prod(m.bound(Domain()).lipschitz for m in network.modules() if isinstance(m, Center))
+    deviations = (m.std for m in network.modules() if isinstance(m, Center) and m.std is not None)
+    return math.prod(1 / float(std.min()) for std in deviations)

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from lipflow.data import Split
-from lipflow.frozen import certify, freeze
-from lipflow.frozen.network import CHUNK
+from lipflow.frozen import CHUNK, certify, freeze
 from lipflow.models import Network
 from lipflow.train.accuracy import Accuracy
 from lipflow.train.distributed import Ranks

@@ -1,6 +1,7 @@
-"""The spectral primitive: its exact map in ball arithmetic, what it rounds, its norm, its file and its checker."""
+"""Operators as a frozen network runs them: the same maps, their norms, their rounding, their files, the checker."""
 
 import hashlib
+import itertools
 import json
 import math
 from fractions import Fraction
@@ -13,19 +14,129 @@ from torch import Tensor, nn
 
 import lipflow
 from lipflow import check, record
-from lipflow.frozen.spectral import ENTRY, Spectral, column_transform, row_transform, spectral
-from lipflow.rounding import sqrt_up
+from lipflow.frozen import Frozen
+from lipflow.graph import Builder, Graph
+from lipflow.operators import Adjoint, Conv2d, Dense, FourierMultiplier
+from lipflow.operators.certified import ENTRY, CertifiedFourier, certify, column_transform, row_transform
+from lipflow.operators.columns import Columns
+from lipflow.primitives import Affine
+
+GEOMETRIES = [
+    dict(padding=padding, padding_mode=mode, stride=stride, dilation=dilation, groups=groups)
+    for padding, mode, stride, dilation, groups in itertools.product(
+        [0, ((1, 2), (0, 3))], ["zeros", "circular"], [1, (2, 3)], [1, (2, 1)], [1, 2]
+    )
+]
+
+
+def _matrix(function, shape):
+    count = torch.Size(shape).numel()
+    return function(torch.eye(count, dtype=torch.float64).reshape(count, *shape)).reshape(count, -1).T
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+@pytest.mark.parametrize("channels", [(2, 4), (6, 2)], ids=["widening", "narrowing"])
+@pytest.mark.parametrize("many", [False, True], ids=["few", "many"])
+def test_a_convolution_is_the_operator(geometry, channels, many, monkeypatch):
+    monkeypatch.setattr(Columns, "many_channels", many)
+    torch.manual_seed(0)
+    into, out = channels
+    op = Conv2d(torch.randn(out, into // geometry["groups"], 2, 3), (5, 6), **geometry)
+    held = certify(op)
+    dense = _matrix(op.with_kernel(op.kernel.double()), op.in_shape)
+    torch.testing.assert_close(_matrix(held, op.in_shape), dense, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(_matrix(held.adjoint, op.out_shape), dense.T, rtol=1e-13, atol=1e-13)
+    assert float(torch.linalg.matrix_norm(dense, 2)) <= held.norm
+    assert float(torch.linalg.matrix_norm(dense.abs(), 2)) <= held.spread
+
+
+def test_a_matrix_is_the_operator():
+    torch.manual_seed(0)
+    weight = torch.randn(4, 7)
+    held = certify(Dense(weight))
+    x = torch.randn(3, 7, dtype=torch.float64)
+    torch.testing.assert_close(held(x), x @ weight.double().T)
+    assert float(torch.linalg.matrix_norm(weight.double().abs(), 2)) <= held.spread
+
+
+def test_it_is_differentiable_twice_in_its_input():
+    held = certify(Conv2d(torch.randn(3, 2, 3, 3), (4, 4)))
+    x = torch.randn(2, 2, 4, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(held, x)
+    assert torch.autograd.gradgradcheck(lambda v: held(v).square(), x)
+
+
+CONVOLUTIONS = {
+    "zeros": dict(padding=1),
+    "circular": dict(padding=1, padding_mode="circular"),
+    "strided": dict(padding=0, stride=2, groups=2),
+}
+
+
+@pytest.mark.parametrize("both", ["apply", "adjoint"])
+@pytest.mark.parametrize("name", [*CONVOLUTIONS, "matrix"])
+def test_transforms_of_torch_func_give_the_matrix(name, both):
+    torch.manual_seed(0)
+    if name == "matrix":
+        op = Dense(torch.randn(4, 7))
+    else:
+        op = Conv2d(torch.randn(4, 2 // CONVOLUTIONS[name].get("groups", 1), 3, 3), (4, 5), **CONVOLUTIONS[name])
+    held = certify(op)
+    function, shape = (held, op.in_shape) if both == "apply" else (held.adjoint, op.out_shape)
+    matrix = _matrix(function, shape)
+    x = torch.randn(3, *shape, dtype=torch.float64)
+    for jacobian in (torch.func.jacrev, torch.func.jacfwd):
+        of_one = jacobian(lambda v: function(v[None])[0])(x[0])
+        torch.testing.assert_close(of_one.reshape(matrix.shape), matrix, rtol=1e-14, atol=1e-14)
+    # A batch of batches is run as one, so the numbers are the same.
+    assert torch.equal(torch.func.vmap(function)(x[:, None])[:, 0], function(x))
+    assert torch.equal(torch.func.vmap(function, in_dims=1)(x[None])[:, 0], function(x))
+    assert not bool(torch.func.hessian(lambda v: function(v[None]).sum())(x[0]).any())
+
+
+def test_weights_are_copied():
+    weight = torch.randn(4, 7, dtype=torch.float64)
+    held = certify(Dense(weight))
+    weight.zero_()
+    assert bool(held.weight.any())
+
+
+@pytest.mark.parametrize(
+    "op", [Dense(torch.randn(4, 7)), Conv2d(torch.randn(4, 2, 3, 3), (4, 5))], ids=["matrix", "conv"]
+)
+def test_an_adjoint_has_the_constants_of_its_operator(op):
+    held, back = certify(op), certify(Adjoint(op))
+    assert back.in_shape == held.out_shape
+    assert back.out_shape == held.in_shape
+    assert back.norm == held.norm
+    torch.testing.assert_close(_matrix(back, op.out_shape), _matrix(held, op.in_shape).T, rtol=0, atol=0)
+    assert back.apply_error(Fraction(3)) == held.adjoint_error(Fraction(3))
+    assert back.adjoint_error(Fraction(3)) == held.apply_error(Fraction(3))
+    assert certify(Adjoint(Adjoint(op))).in_shape == held.in_shape
+
+
+def test_operators_that_are_not_known_are_refused():
+    class Twice(Dense):
+        pass
+
+    with pytest.raises(TypeError, match="freeze knows the operators Dense, Conv2d, FourierMultiplier, and not Twice"):
+        certify(Twice(torch.eye(2)))
+
+
+# Fourier multipliers
 
 SIZES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 4), (4, 3), (5, 5), (4, 6)]
 PRECISION = 256  # bits; the radius of every ball below is far under an ulp of float64
 
 
-def _random(h: int, w: int, out: int, into: int, seed: int = 0, scale: float = 1.0) -> Spectral:
+def _random(h: int, w: int, out: int, into: int, seed: int = 0, scale: float = 1.0) -> CertifiedFourier:
     """Matrices that no convolution has: not even those at mirrored frequencies agree."""
     g = torch.Generator().manual_seed(seed)
     shape = (h, w // 2 + 1, out, into)
     real, imaginary = (scale * torch.randn(shape, generator=g, dtype=torch.float64) for _ in range(2))
-    return Spectral(real, imaginary, w)
+    held = certify(FourierMultiplier(torch.complex(real, imaginary), (h, w)))
+    assert isinstance(held, CertifiedFourier)
+    return held
 
 
 def _waves(size: int) -> tuple[list[list[flint.arb]], list[list[flint.arb]]]:
@@ -34,13 +145,13 @@ def _waves(size: int) -> tuple[list[list[flint.arb]], list[list[flint.arb]]]:
     return [[a.cos_pi() for a in row] for row in angle], [[a.sin_pi() for a in row] for row in angle]
 
 
-def exact_spectral(p: Spectral, x: np.ndarray) -> np.ndarray:
+def exact_fourier(p: CertifiedFourier, x: np.ndarray) -> np.ndarray:
     """The exact map on an array of arb (in, h, w), by the definition: Re F*(M · Fx) with F the unitary transform.
 
     The half that is not stored is the conjugate mirror of the stored one, except in the columns 0 and w/2, which are
-    stored whole and taken as they are. This is not how the primitive computes; it is what it should equal.
+    stored whole and taken as they are. This is not how the operator computes; it is what it should equal.
     """
-    (h, m, out, into), w = p.real.shape, p.width
+    (h, m, out, into), w = p.real.shape, p.op.in_size[1]
     (ch, sh), (cw, sw) = _waves(h), _waves(w)
     zero = flint.arb(0)
 
@@ -101,8 +212,8 @@ def test_the_program_is_within_its_error_of_the_exact_map(size, scale):
     for seed, reach in enumerate((1e-3, 1.0, 1e6)):
         x = torch.randn(3, *size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         x = x * reach / x.norm()
-        off = _distance(p(x[None])[0], exact_spectral(p, _balls(x)))
-        allowed = p.error(Fraction(float(x.norm()) * (1 + 1e-12)), x.numel())
+        off = _distance(p(x[None])[0], exact_fourier(p, _balls(x)))
+        allowed = p.apply_error(Fraction(float(x.norm()) * (1 + 1e-12)))
         assert Fraction(off) <= allowed
         assert allowed <= Fraction(1e-11) * Fraction(p.norm) * Fraction(reach), "a bound that loose says nothing"
 
@@ -111,8 +222,8 @@ def test_the_error_is_found_to_be_real():
     """A program that loses a bit is caught: the bound is not so loose that anything would pass."""
     p = _random(4, 6, 2, 3)
     x = torch.randn(3, 4, 6, dtype=torch.float64)
-    exact = exact_spectral(p, _balls(x))
-    allowed = p.error(Fraction(float(x.norm()) * (1 + 1e-12)), x.numel())
+    exact = exact_fourier(p, _balls(x))
+    allowed = p.apply_error(Fraction(float(x.norm()) * (1 + 1e-12)))
     assert Fraction(_distance(p(x[None])[0].float().double(), exact)) > allowed
 
 
@@ -159,17 +270,16 @@ def test_the_norm_covers_the_map_at_every_frequency(size):
     norms = torch.linalg.matrix_norm(torch.complex(p.real, p.imaginary), 2)
     assert float(torch.linalg.matrix_norm(matrix, 2)) <= p.norm
     assert float(norms.max()) <= p.norm <= float(norms.max()) * (1 + 1e-8)
-    assert sqrt_up(Fraction(0)) == 0
     spread = torch.linalg.matrix_norm(p.real.abs() + p.imaginary.abs(), 2).max()
     assert float(spread) <= float(p.spread)
 
 
 @pytest.mark.parametrize("size", [(4, 4), (3, 5), (5, 4), (1, 6)])
 def test_it_is_the_circular_convolution(size):
-    """The symbol of a kernel, run by the primitive, is the kernel run by torch; derivatives included."""
+    """The symbol of a kernel, run by the operator, is the kernel run by torch; derivatives included."""
     torch.manual_seed(0)
     op = lipflow.Conv2d(torch.randn(3, 2, 3, 3, dtype=torch.float64), size, padding=1, padding_mode="circular")
-    p = spectral(lipflow.flows.resolvent.symbols(op)[0], size[1])
+    p = certify(FourierMultiplier(lipflow.flows.resolvent.symbols(op)[0], size))
     x = torch.randn(4, 2, *size, dtype=torch.float64, requires_grad=True)
     torch.testing.assert_close(p(x), op(x))
     g = torch.randn(4, 3, *size, dtype=torch.float64)
@@ -178,17 +288,14 @@ def test_it_is_the_circular_convolution(size):
 
 def test_wrong_inputs_are_refused():
     p = _random(3, 4, 2, 2)
-    assert p.fits((2, 3, 4))
-    assert not p.fits((2, 3, 5))
-    for real, imaginary, width in [
-        (p.real, p.imaginary, 6),
-        (p.real, p.imaginary[:2], 4),
-        (p.real[0], p.imaginary[0], 4),
-    ]:
-        with pytest.raises(ValueError, match="a spectral primitive cannot be built"):
-            Spectral(real, imaginary, width)
+    matrices = torch.complex(p.real, p.imaginary)
+    for wrong, size in ((matrices, (3, 6)), (matrices, (4, 4)), (matrices[0], (3, 4)), (matrices[..., :0], (3, 4))):
+        with pytest.raises(ValueError, match=r"a Fourier multiplier on .* takes matrices"):
+            FourierMultiplier(wrong, size)
+    with pytest.raises(ValueError, match=r"affine .* does not take an input of shape \(2, 3, 5\)"):
+        Affine(p, None).out_shape((2, 3, 5))
     with pytest.raises(ValueError, match="NaN or infinite"):
-        spectral(torch.full((2, 2, 1, 1), torch.nan, dtype=torch.complex128), 2)
+        certify(FourierMultiplier(torch.full((2, 2, 1, 1), torch.nan, dtype=torch.complex128), (2, 2)))
 
 
 # The file, and the checker
@@ -217,11 +324,14 @@ def test_frozen_certified_written_and_checked(into, out, size, tmp_path):
 
 
 def test_a_zero_map_is_checked_too(tmp_path):
-    layer = lipflow.Flow(lipflow.Skew(lipflow.ConvWeight(2, 2, padding_mode="circular")), lipflow.ImplicitEuler())
-    frozen = lipflow.freeze(nn.Sequential(layer, nn.Flatten()), in_shape=(2, 2, 3))
-    p = frozen.primitives[0]
-    still = lipflow.Frozen([Spectral(0 * p.real, 0 * p.imaginary, p.width), *frozen.primitives[1:]], (2, 2, 3))
+    builder = Builder(torch.float64)
+    zero = FourierMultiplier(torch.zeros(2, 2, 2, 2, dtype=torch.complex128), (2, 3))
+    start = builder.input((2, 2, 3))
+    moved = builder.vertex(Affine(certify(zero), torch.tensor([0.5, 0.25], dtype=torch.float64)), start)
+    flat = builder.gather(torch.arange(12), [moved])
+    still = Frozen.of(Graph((start, moved, flat)))
     images = torch.rand(2, 2, 2, 3, dtype=torch.float64)
+    assert torch.equal(still(images)[0], torch.tensor([0.5] * 6 + [0.25] * 6, dtype=torch.float64))
     certificates = lipflow.certify(still, images)
     record.write(tmp_path, still, certificates, images, certificates.label)
     check.check(tmp_path, full=True)
@@ -234,24 +344,26 @@ def _sign(folder, claims):
 
 
 @pytest.mark.parametrize(
-    ("field", "change", "words"),
+    ("part", "field", "change", "words"),
     [
-        ("norm", lambda v: v * (1 - 1e-6), "claimed norm"),
-        ("norm", lambda v: -v, "a norm is not negative"),
-        ("norm", lambda v: 0.0, "claimed norm is not above"),
-        ("lipschitz", lambda v: v * (1 - 1e-6), "L = .* stated too low"),
-        ("rounding", lambda v: v * (1 - 1e-6), "rounding is stated too low"),
-        ("norm", None, "cannot be read"),
+        ("primitives", "norm", lambda v: v * (1 - 1e-6), "claimed norm"),
+        ("primitives", "norm", lambda v: -v, "a norm is not negative"),
+        ("primitives", "norm", lambda v: 0.0, "claimed norm is not above"),
+        ("vertices", "lipschitz", lambda v: v * (1 - 1e-6), "vertex 1: L = .* stated too low"),
+        ("vertices", "rounding", lambda v: v * (1 - 1e-6), "vertex 1: its rounding is stated too low"),
+        ("vertices", "reach", lambda v: v * (1 - 1e-6), "vertex 1: the norm of its value is stated too low"),
+        ("primitives", "norm", None, "cannot be read"),
     ],
 )
-def test_false_claims_are_rejected(field, change, words, tmp_path):
+def test_false_claims_are_rejected(part, field, change, words, tmp_path):
     torch.manual_seed(0)
-    _write(tmp_path, lipflow.cayley_conv(2, 3).double(), (2, 3, 4))
+    frozen = _write(tmp_path, lipflow.cayley_conv(2, 3).double(), (2, 3, 4))
+    assert [row.kind for row in frozen.ledger] == ["input", "affine", "gather"]
     claims = json.loads((tmp_path / record.CLAIMS).read_text())
     if change is None:
-        del claims["primitives"][0][field]
+        del claims[part][1][field]
     else:
-        claims["primitives"][0][field] = change(claims["primitives"][0][field])
+        claims[part][1][field] = change(claims[part][1][field])
     _sign(tmp_path, claims)
     with pytest.raises(check.Rejected, match=words):
         check.check(tmp_path)
@@ -260,9 +372,13 @@ def test_false_claims_are_rejected(field, change, words, tmp_path):
 def test_the_checker_derives_the_same_error():
     """Two programs, one derivation: NumPy's error is at most the stated one, and hardly below it."""
     p = _random(5, 6, 3, 2)
-    twin = check.Spectral(dict(width=6), dict(real=p.real.numpy(), imaginary=p.imaginary.numpy()), Fraction(p.norm))
+    twin = check.Fourier(p.real.numpy(), p.imaginary.numpy(), dict(in_size=[5, 6]))
+    twin.norm = Fraction(p.norm)
+    twin.verify(dict(norm=p.norm), "it")
+    with pytest.raises(check.Rejected, match="claimed norm"):
+        twin.verify(dict(norm=p.norm * (1 - 1e-6)), "it")
     x = torch.randn(2, 2, 5, 6, dtype=torch.float64)
-    stated, derived = p.error(Fraction(7), 60), twin.error(Fraction(7), 60)
+    stated, derived = p.apply_error(Fraction(7)), twin.apply_error(Fraction(7))
     assert stated * (1 - Fraction(1, 2**30)) <= derived <= stated
-    apart = float(np.linalg.norm(twin.run(x.numpy()) - p(x).numpy()))
-    assert apart <= 2 * float(p.error(Fraction(float(x.norm()) * 1.001), 60))
+    apart = float(np.linalg.norm(twin.apply(x.numpy()) - p(x).numpy()))
+    assert apart <= 2 * float(p.apply_error(Fraction(float(x.norm()) * 1.001)))

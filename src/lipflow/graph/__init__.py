@@ -1,0 +1,7 @@
+"""Graphs of primitives: how networks are lowered to them, and what constants they have."""
+
+from lipflow.graph.fold import UNIT, Domain, Fold, fold
+from lipflow.graph.graph import Builder, Graph, certified
+from lipflow.graph.lower import LOWERINGS, lower
+
+__all__ = ["LOWERINGS", "UNIT", "Builder", "Domain", "Fold", "Graph", "certified", "fold", "lower"]

@@ -1,0 +1,116 @@
+"""The one rule for all functions that only move numbers: run them on addresses, and read off where each entry went.
+
+Note [addresses]. Every entry of the inputs gets a number of its own, its address, and zero stays zero. A function that
+only moves numbers returns addresses and zeros, from which the index of one `Gather` is read. The two images of a node
+get addresses in opposite order, and with a random part each. So a function that compares entries treats the two images
+differently, and one that computes returns numbers that are no addresses: both are noticed and refused.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lipflow.graph.graph import Builder
+from lipflow.node import IMAGES, LoweringError, Memory, Node, Vertex
+
+SPACING = 2**20  # between addresses, half of it random; fewer bits where there are many entries
+EXACT_BITS = 52  # integers below 2⁵² are exact in float64
+
+
+def move(
+    builder: Builder, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], view: bool
+) -> Any:
+    """Apply a function that only moves numbers to nodes and constants. A `view` shares the memory of its input."""
+    addresses = Addresses(builder, [*tensors_in(args), *tensors_in(kwargs)])
+    result = function(*addresses.swap(args), **addresses.swap(kwargs))
+    memories = {id(node.memory): node.memory for node in tensors_in(args) if isinstance(node, Node)}
+    memory = next(iter(memories.values())) if view and len(memories) == 1 else None
+    return _map_tensors(result, lambda t: Node.of(addresses.read(t), builder, memory or Memory()))
+
+
+def assign(builder: Builder, target: Tensor, index: Any, value: Any) -> Vertex:
+    """What `target[index] = value` makes of the target."""
+    shape = torch.zeros(tuple(target.shape))[index].shape
+    if not isinstance(value, Node):
+        value = torch.as_tensor(value, dtype=torch.float64).expand(shape)
+    addresses = Addresses(builder, [target, value])
+    result = addresses.swap(target).clone()
+    result[index] = addresses.swap(value)
+    return addresses.read(result)
+
+
+class Addresses:
+    """Addresses of the entries of some nodes and constants."""
+
+    def __init__(self, builder: Builder, tensors: Sequence[Tensor]) -> None:
+        self.builder = builder
+        sources: dict[int, tuple[Vertex, Tensor | None]] = {}  # by id of a tensor: its vertex, and where it is zero
+        for t in tensors:
+            if isinstance(t, Node):
+                sources[id(t)] = t.vertex, None
+            elif t.is_floating_point() and id(t) not in sources:
+                value = _constant(t)
+                sources[id(t)] = builder.constant(value), value == 0
+        self.sources = [vertex for vertex, _ in sources.values()]
+        sizes = [torch.Size(vertex.shape).numel() for vertex in self.sources]
+        total = sum(sizes)
+        spacing = max(2, min(SPACING, 2 ** (EXACT_BITS - 1 - total.bit_length())))
+        random = torch.Generator().manual_seed(total)
+        jitter = torch.randint(spacing // 2, (IMAGES, total), generator=random).double()
+        upwards = torch.arange(1, total + 1).double() * spacing
+        self.known = torch.stack([upwards, upwards.flip(0)]) + jitter  # (images, entries)
+        self.addresses: dict[int, Tensor] = {}
+        for (key, (vertex, zero)), part in zip(sources.items(), self.known.split(sizes, 1), strict=True):
+            addresses = part.reshape(IMAGES, *vertex.shape).contiguous()
+            self.addresses[key] = addresses if zero is None else addresses.masked_fill(zero, 0.0)
+
+    def swap(self, value: Any) -> Any:
+        """Arguments with addresses in the place of numbers."""
+        return _map_tensors(value, lambda t: self.addresses.get(id(t), t))
+
+    def read(self, result: Tensor) -> Vertex:
+        """The vertex whose entries have these addresses."""
+        if result.dtype != torch.float64 or result.ndim < 1 or len(result) != IMAGES:
+            raise LoweringError(f"it mixes the images of a batch: a result has shape {tuple(result.shape)}")
+        first, second = result.reshape(IMAGES, -1)
+        known = self.known[0]
+        index = torch.searchsorted(known, first.contiguous()).clamp_max(len(known) - 1)
+        zero, moved = (first == 0) & (second == 0), (known[index] == first) & (self.known[1][index] == second)
+        if not bool((zero | moved).all()):
+            if bool(torch.isin(first, self.known[1]).any() | torch.isin(second, known).any()):
+                raise LoweringError("it mixes the images of a batch")
+            raise LoweringError("it does more than to move numbers, for these arguments")
+        index = torch.where(zero, -1, index)
+        return self.builder.gather(index.reshape(result.shape[1:]), self.sources)
+
+
+def _constant(t: Tensor) -> Tensor:
+    """What a plain tensor contributes to a node: one image, with NaN where its two images differ."""
+    t = t.detach().to("cpu", torch.float64)
+    if t.ndim < 1 or len(t) != IMAGES:
+        raise LoweringError(
+            f"a constant of shape {tuple(t.shape)} meets a batch of {IMAGES} images in a way that is not known"
+        )
+    return torch.where(t[0] == t[1], t[0], torch.nan)
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors in nested lists, tuples and dicts."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [t for inner in value for t in tensors_in(inner)] if isinstance(value, list | tuple) else []
+
+
+def _map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: _map_tensors(inner, function) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        inner = [_map_tensors(v, function) for v in value]
+        return inner if isinstance(value, list) else tuple(inner)
+    return value

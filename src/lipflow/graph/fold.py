@@ -1,0 +1,258 @@
+"""Constants of a graph, from its input to every vertex: L, E, and the norms that are reached; and pairs of classes.
+
+Let f_v be the exact map from the input of a network to vertex v, and f̂_v what is computed. Over the box [low, high]ᵈ,
+
+    L_v = lipschitz(L of the inputs),    E_v = lipschitz(E of the inputs) + the vertex's own error,
+    ‖f̂_v(x)‖ ≤ X_v = ‖f̂_v(c)‖ + L_v·r + 4E_v,    c the centre of the box and r the distance of its corners,
+
+bound the Lipschitz constant of f_v, ‖f̂_v - f_v‖, and what the consumers of v are fed. Proofs: docs/soundness.md.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple, SupportsFloat
+
+import torch
+from torch import Tensor
+
+from lipflow.graph.graph import Graph, size
+from lipflow.node import LoweringError, Vertex
+from lipflow.operators import Dense, LinearOperator
+from lipflow.operators.certified import CertifiedProduct
+from lipflow.primitives import Affine, Constant, Gather, Norm, Scale, Sum
+from lipflow.rounding import (
+    NORMAL,
+    RANGE,
+    SLACK,
+    TINY,
+    U,
+    above,
+    gamma,
+    in_range,
+    is_power_of_two,
+    norm_up,
+    power_of_two,
+    sqrt_up,
+    up,
+)
+
+Domain = tuple[float, float]
+UNIT: Domain = (0.0, 1.0)
+MOST_ENTRIES = 2**24  # classes times entries of a vertex, up to which pairs of classes are carried backwards
+
+
+class Constants(NamedTuple):
+    """What is known of one vertex, each number rounded up."""
+
+    lipschitz: float  # from the input of the network to the vertex
+    error: float  # likewise, of what is computed against the exact map
+    reach: float  # the norm of the computed value
+    own: float  # the constant of its primitive, for inputs that are all as far apart, but for constants
+    local: float  # the error that it adds itself
+
+
+@dataclass(frozen=True)
+class Fold:
+    """The constants of every vertex, in the order of the graph; and those of pairs of classes at the output."""
+
+    vertices: tuple[Constants, ...]
+    pairs: Tensor  # Lipschitz constants of fᵢ - fⱼ  # (classes, classes); empty if the output is no vector of scores
+
+    @property
+    def lipschitz(self) -> float:
+        return self.vertices[-1].lipschitz
+
+    @property
+    def error(self) -> float:
+        return self.vertices[-1].error
+
+
+def fold(
+    graph: Graph,
+    norm: Callable[[LinearOperator], SupportsFloat],
+    domain: Domain = UNIT,
+    rounding: bool = False,
+) -> Fold:
+    """Fold the constants of a graph, with `norm` for the norms of operators: a bound, or an estimate.
+
+    With `rounding`, for a certified graph, errors count the rounding of what is executed; without it they are those
+    that are left in real arithmetic, such as what an iteration leaves unsolved.
+    """
+    once = _once(norm)
+    centre, radius = box(domain, graph.in_shape)
+    values = graph.values(torch.full((1, *graph.in_shape), centre, dtype=torch.float64))
+    known: dict[int, Constants] = {}
+    for vertex, value in zip(graph.vertices, values, strict=True):
+        if vertex is graph.vertices[0]:
+            # Pixels so small that the processor reads them as 0, in float32 too.
+            local = Fraction(size(vertex), 2**126) if rounding else Fraction(0)
+            lipschitz, own, error = 1.0, 1.0, up(local)
+        else:
+            inputs = [known[id(v)] for v in vertex.inputs]
+            lipschitz = _stretch(vertex, once, [k.lipschitz for k in inputs])
+            own = _stretch(vertex, once, [float(k.lipschitz > 0) for k in inputs])
+            local = _local(vertex, once, [k.reach for k in inputs], rounding)
+            carried = _stretch(vertex, once, [k.error for k in inputs])
+            error = math.inf if local is None or math.isinf(carried) else up(Fraction(carried) + local)
+        widest = norm_up(value)
+        if rounding and math.isinf(widest):
+            raise LoweringError(f"{_called(vertex)} gives numbers that are not finite")
+        reach = math.inf
+        if all(map(math.isfinite, (widest, lipschitz, error))):
+            reach = up((Fraction(widest) + Fraction(lipschitz) * radius + 4 * Fraction(error)) * (1 + SLACK))
+        if rounding and reach > RANGE:  # of the output too, which no other vertex takes
+            raise LoweringError(f"{_called(vertex)}: its numbers may be beyond float64; use smaller weights and biases")
+        known[id(vertex)] = Constants(lipschitz, error, reach, own, math.inf if local is None else up(local))
+    constants = tuple(known[id(vertex)] for vertex in graph.vertices)
+    return Fold(constants, pairs_of(graph, [k.lipschitz for k in constants], once))
+
+
+def _once(norm: Callable[[LinearOperator], SupportsFloat]) -> Norm:
+    """A norm function that looks at an operator once."""
+    known: dict[int, float] = {}
+
+    def of(op: LinearOperator) -> float:
+        if id(op) not in known:
+            known[id(op)] = float(norm(op))
+        return known[id(op)]
+
+    return of
+
+
+def box(domain: Domain, shape: Sequence[int]) -> tuple[float, Fraction]:
+    """The centre of a box, and at least the distance of its corners."""
+    if not isinstance(domain, tuple | list) or len(domain) != 2:
+        raise ValueError(f"domain is a pair (low, high), not {domain!r}")
+    low, high = domain
+    if not (math.isfinite(low) and math.isfinite(high) and low < high and max(abs(low), abs(high)) <= 2.0**900):
+        raise ValueError(f"domain is (low, high) with finite low < high, not {domain!r}")
+    centre = low + (high - low) / 2
+    half = max(Fraction(high) - Fraction(centre), Fraction(centre) - Fraction(low))
+    return centre, half * sqrt_up(Fraction(math.prod(shape)))
+
+
+def _stretch(vertex: Vertex, norm: Norm, distances: Sequence[float]) -> float:
+    if any(math.isinf(d) for d in distances):
+        return math.inf
+    try:
+        return up(vertex.primitive.lipschitz(norm, *map(Fraction, distances)))
+    except (ValueError, TypeError) as error:
+        raise LoweringError(f"{_called(vertex)}: {error}") from error
+
+
+def _local(vertex: Vertex, norm: Norm, reaches: Sequence[float], rounding: bool) -> Fraction | None:
+    """The error that a vertex adds; None if it has no bound."""
+    p, entries = vertex.primitive, max(size(v) for v in (vertex, *vertex.inputs))
+    try:
+        if not rounding:
+            tolerance = p.tolerance(norm, *reaches)
+            return Fraction(tolerance) if math.isfinite(tolerance) else None
+        if not all(map(math.isfinite, reaches)):
+            raise ValueError("the constants of this network are beyond float64")
+        return in_range(p.rounding(entries, *(in_range(Fraction(reach)) for reach in reaches))) * (1 + SLACK)
+    except (ValueError, TypeError) as error:
+        raise LoweringError(f"{_called(vertex)}: {error}") from error
+
+
+def _called(vertex: Vertex) -> str:
+    p = vertex.primitive
+    return f"{p.kind} ({p.size})" + (f" at {vertex.name}" if vertex.name else "")
+
+
+# Pairs of classes: Note [pairs]
+#
+# f_i - f_j = (e_i - e_j)·f. Carry the rows M, from the identity at the output, backwards: through a matrix W they
+# become MW, through a scale or a sum they are scaled, through a gather they are scattered; rows that reach a vertex by
+# several ways add up. Elsewhere the way ends, at a vertex v with (M_i - M_j)·f_v, which is ‖M_i - M_j‖·L_v-Lipschitz.
+# Each row has a bound on the error of its computation.
+
+
+def pairs_of(graph: Graph, lipschitz: Sequence[float], norm: Norm) -> Tensor:
+    """Bounds on the Lipschitz constants of fᵢ - fⱼ at the output of a graph  # (classes, classes)."""
+    classes = graph.output.shape[0] if len(graph.output.shape) == 1 else 0
+    if classes < 2:
+        return torch.zeros(0, 0, dtype=torch.float64)
+    carried = {id(graph.output): (torch.eye(classes, dtype=torch.float64), [Fraction(0)] * classes)}
+    total = torch.zeros(classes, classes, dtype=torch.float64)
+    for vertex, constant in zip(reversed(graph.vertices), reversed(lipschitz), strict=True):
+        if id(vertex) not in carried:
+            continue
+        rows, errors = carried.pop(id(vertex))
+        steps = _back(vertex, rows, norm) if classes * size(vertex) <= MOST_ENTRIES else None
+        if steps is None:
+            either = torch.tensor([[up(a + b) for a in errors] for b in errors], dtype=torch.float64)
+            apart = above(row_distances(rows) + either)
+            if math.isinf(constant):
+                total = total + math.inf
+            elif constant > 0:
+                total = above(total + above(apart * up(Fraction(constant) * (1 + SLACK))))
+            continue
+        lengths = [Fraction(norm_up(row)) for row in rows]
+        for v, more, factor, unit in steps:
+            underflow = size(vertex) * size(v) * TINY  # an entry of a row is a sum over the vertex
+            wrong = [factor * e + unit * length + underflow for e, length in zip(errors, lengths, strict=True)]
+            if id(v) in carried:
+                before, other = carried[id(v)]
+                more = before + more
+                added = [2 * U * Fraction(norm_up(row)) + size(v) * TINY for row in more]
+                wrong = [a + b + c for a, b, c in zip(other, wrong, added, strict=True)]
+            carried[id(v)] = more, wrong
+    return total.clamp_min(NORMAL).fill_diagonal_(0.0)
+
+
+Step = tuple[Vertex, Tensor, Fraction, Fraction]
+
+
+def _back(vertex: Vertex, rows: Tensor, norm: Norm) -> list[Step] | None:
+    """Rows on a vertex as rows on its inputs; with the factor by which errors grow, and what rounding adds to them
+    for each unit of a row's length. None where the vertex is not linear."""
+    p = vertex.primitive
+    if isinstance(p, Constant):
+        return []
+    if isinstance(p, Sum):
+        terms = [(v, c, abs(Fraction(c))) for c, v in zip(p.coefficients, vertex.inputs, strict=True)]
+        return [(v, c * rows, factor, 0 * U if is_power_of_two(c) else U * factor) for v, c, factor in terms]
+    if isinstance(p, Scale):
+        factor = p.factor.double()
+        new = rows * (factor if factor.ndim == rows.ndim - 1 else factor.reshape(-1, *[1] * (rows.ndim - 2)))
+        greatest = Fraction(float(factor.abs().max()))
+        return [(vertex.inputs[0], new, greatest, U * greatest)]
+    if isinstance(p, Gather):
+        flat, most = p.index.flatten(), max(p.multiplicities)
+        spread = rows.new_zeros(sum(p.sizes), len(rows)).index_add(0, flat[flat >= 0], rows.flatten(1).T[flat >= 0]).T
+        root = sqrt_up(Fraction(most))
+        parts = zip(vertex.inputs, spread.split(p.sizes, 1), strict=True)
+        return [(v, new.reshape(len(rows), *v.shape), root, root * gamma(max(most, 1) - 1)) for v, new in parts]
+    if isinstance(p, Affine) and (weight := _matrix(p.op)) is not None:
+        spread = Fraction(p.op.spread if isinstance(p.op, CertifiedProduct) else norm_up(weight))
+        rounded = 0 * U if selects(rows) else gamma(len(weight)) * spread
+        return [(vertex.inputs[0], rows @ weight.double(), Fraction(norm(p.op)), rounded)]
+    return None
+
+
+def _matrix(op: LinearOperator) -> Tensor | None:
+    op = op.op if type(op) is CertifiedProduct else op
+    return op.weight if isinstance(op, Dense) else None
+
+
+def selects(rows: Tensor) -> bool:
+    """Whether every row has one entry at most, and that a power of two: then no product with a matrix rounds."""
+    mantissa = torch.frexp(rows).mantissa.abs()
+    return bool(((mantissa == 0) | (mantissa == 0.5)).all()) and int((rows != 0).flatten(1).sum(1).max()) <= 1
+
+
+def row_distances(rows: Tensor) -> Tensor:
+    """‖wᵢ - wⱼ‖ for all pairs of rows, rounded up  # (classes, classes), float64."""
+    w = rows.detach().to("cpu", torch.float64).flatten(1)
+    if not bool(torch.isfinite(w).all()):
+        raise ValueError("the last layer has NaN or infinite weights, so no pair of its rows has a distance")
+    features = min(w.shape[1], 2 * int((w != 0).sum(1).max()))  # a zero is added exactly
+    scale = power_of_two(float(w.abs().max())) or 1.0
+    w = w / scale
+    # The difference and its square round once each, the sum at most γ_features, the root once; a square that
+    # underflows loses at most 2⁻¹⁰²², so that a root loses at most 2⁻⁵¹¹ for each of them, and so does the scaling.
+    inflate, underflow = up(1 + gamma(features + 8)), up(Fraction(features + 2, 2**511))
+    distances = torch.stack([(w - row).square().sum(1).sqrt() for row in w]) * inflate + underflow
+    return above(above(distances) * scale).fill_diagonal_(0.0)

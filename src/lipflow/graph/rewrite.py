@@ -1,0 +1,338 @@
+"""Rewrites: parts of a graph that are better known as one primitive. Proofs: docs/soundness.md, "Rewrites".
+
+A rewrite takes a vertex and returns another one that computes the same up to the rounding of stored numbers, or None.
+A frozen network is defined by the numbers it stores, so such rounding is no error of a certificate; that the network
+still computes the same is seen by the probe of `lipflow.graph.lower`.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lipflow.graph.graph import Builder, in_order
+from lipflow.node import Vertex
+from lipflow.operators import Adjoint, Conv2d, Dense, FourierMultiplier, LinearOperator
+from lipflow.primitives import MONOTONE, Affine, AvgPool, Constant, Descent, Gather, Pointwise, Scale, Sum
+
+SAME = 1e-12  # relative difference of numbers that differ by the rounding of an equivalent computation
+
+
+def rewrite(builder: Builder) -> Callable[[Vertex], Vertex]:
+    """The function from a vertex to its rewritten form."""
+    new: dict[int, Vertex] = {}
+    old: list[Vertex] = []  # held, so that ids stay theirs
+
+    def of(vertex: Vertex) -> Vertex:
+        for v in in_order(builder.start, [vertex]):
+            if id(v) not in new:
+                old.append(v)
+                new[id(v)] = simplified(builder, v, tuple(new[id(i)] for i in v.inputs))
+        return new[id(vertex)]
+
+    return of
+
+
+def simplified(builder: Builder, vertex: Vertex, inputs: tuple[Vertex, ...]) -> Vertex:
+    """A vertex on rewritten inputs, rewritten as long as something applies."""
+    result = builder.vertex(vertex.primitive, *inputs, name=vertex.name)
+    while True:
+        better = next((r for r in (rule(builder, result) for rule in REWRITES) if r is not None), None)
+        if better is None:
+            return result
+        result = better
+
+
+# Padding that stands before a convolution is part of it
+
+
+def join_padding(builder: Builder, v: Vertex) -> Vertex | None:
+    """A convolution without padding, after a Gather that pads what it gathers, is a convolution with padding."""
+    p = v.primitive
+    if not (isinstance(p, Affine) and isinstance(p.op, Conv2d)):
+        return None
+    op, inner, gather = p.op, v.inputs[0], v.inputs[0].primitive
+    if not isinstance(gather, Gather) or any(axis.before or axis.after for axis in (op.rows, op.columns)):
+        return None
+    index = gather.index
+    for mode, (rows, columns) in (("zeros", _inside(index)), ("circular", _period(index))):
+        core = index[:, rows, columns]
+        if core.shape == index.shape or _repeats(core):
+            continue
+        sides = [(s.start, n - s.stop) for s, n in zip((rows, columns), index.shape[1:], strict=True)]
+        geometry = dict(op.geometry, in_size=tuple(core.shape[1:]), padding=tuple(sides), padding_mode=mode)
+        source = builder.gather(core, inner.inputs, inner.name)
+        return builder.vertex(Affine(_convolution(op.kernel, geometry), p.bias), source, name=v.name)
+    return None
+
+
+def _inside(index: Tensor) -> tuple[slice, slice]:
+    """The rows and columns between borders of zeros."""
+    inside = (index >= 0).any(0)
+    rows, columns = inside.any(1).nonzero(), inside.any(0).nonzero()
+    if not len(rows):
+        return slice(0, index.shape[1]), slice(0, index.shape[2])
+    return slice(int(rows[0]), int(rows[-1]) + 1), slice(int(columns[0]), int(columns[-1]) + 1)
+
+
+def _period(index: Tensor) -> tuple[slice, slice]:
+    """The first rows and columns, which the others repeat."""
+    _, height, width = index.shape
+    rows = next(n for n in range(1, height + 1) if torch.equal(index[:, n:], index[:, : height - n]))
+    columns = next(n for n in range(1, width + 1) if torch.equal(index[..., n:], index[..., : width - n]))
+    return slice(0, rows), slice(0, columns)
+
+
+def _repeats(index: Tensor) -> bool:
+    taken = index[index >= 0]
+    return len(taken.unique()) < len(taken)
+
+
+def _convolution(kernel: Tensor, geometry: dict[str, Any]) -> Conv2d:
+    pairs: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in geometry.items()}
+    return Conv2d(kernel, **pairs)
+
+
+# Scales and shifts join the matrix or convolution beside them
+
+
+def join_after(builder: Builder, v: Vertex) -> Vertex | None:
+    """A scale or shift by channel after Wx + b is W'x + b'; a factor after an average changes its divisor."""
+    p = v.primitive
+    if isinstance(p, Sum) and len(v.inputs) == 1 and isinstance(v.inputs[0].primitive, AvgPool):
+        pool, c = v.inputs[0].primitive, p.coefficients[0]
+        exact = c > 0 and pool.divisor / c * c == pool.divisor and pool.divisor / c >= 2.0**-500
+        return (
+            builder.vertex(AvgPool(pool.window, pool.divisor / c), *v.inputs[0].inputs, name=v.name) if exact else None
+        )
+    if isinstance(p, Scale):
+        inner, factor, shift = v.inputs[0], p.factor, None
+    elif isinstance(p, Sum) and len(v.inputs) == 1:
+        inner, factor, shift = v.inputs[0], torch.tensor(p.coefficients[0], dtype=torch.float64), None
+    elif isinstance(p, Sum) and len(v.inputs) == 2:
+        kinds = [type(i.primitive) for i in v.inputs]
+        if sorted(kind is Constant for kind in kinds) != [False, True]:
+            return None
+        at = kinds.index(Constant)
+        inner, constant = v.inputs[1 - at], v.inputs[at].primitive
+        assert isinstance(constant, Constant)
+        factor = torch.tensor(p.coefficients[1 - at], dtype=torch.float64)
+        shift = by_channel(p.coefficients[at] * constant.value)
+        if shift is None:
+            return None
+    else:
+        return None
+    q = inner.primitive
+    if not isinstance(q, Affine) or (op := scaled_rows(q.op, factor)) is None:
+        return None
+    bias = None if q.bias is None else q.bias * factor
+    bias = bias if shift is None else shift if bias is None else bias + shift
+    return builder.vertex(Affine(op, bias), *inner.inputs, name=v.name)
+
+
+def join_before(builder: Builder, v: Vertex) -> Vertex | None:
+    """A scale or shift by channel before Wx + b is W'x + b', if no padded border sees the shift."""
+    p, inner = v.primitive, v.inputs[0] if v.inputs else v
+    if not isinstance(p, Affine):
+        return None
+    q = inner.primitive
+    if isinstance(q, Scale) or (isinstance(q, Sum) and len(inner.inputs) == 1):
+        factor = q.factor if isinstance(q, Scale) else torch.tensor(q.coefficients[0], dtype=torch.float64)
+        op = scaled_columns(p.op, factor)
+        return None if op is None else builder.vertex(Affine(op, p.bias), *inner.inputs, name=v.name)
+    if not (isinstance(q, Sum) and len(inner.inputs) == 2):
+        return None
+    constants = [i for i in inner.inputs if isinstance(i.primitive, Constant)]
+    if len(constants) != 1:
+        return None
+    at = inner.inputs.index(constants[0])
+    if not isinstance(inner.inputs[1 - at].primitive, Scale | Affine):
+        return None  # nothing would join in its turn, and inputs that are not centred round more
+    value = q.coefficients[at] * constants[0].primitive.value  # pyright: ignore[reportAttributeAccessIssue]
+    shift = by_channel(p.op(value[None])[0])
+    if shift is None:
+        return None
+    rest = builder.sum([(q.coefficients[1 - at], inner.inputs[1 - at])], inner.name)
+    bias = shift if p.bias is None else p.bias + shift
+    return builder.vertex(Affine(p.op, bias), rest, name=v.name)
+
+
+def by_channel(value: Tensor) -> Tensor | None:
+    """The value of each channel, if it is the same at all positions, up to rounding."""
+    flat = value.reshape(len(value), -1)
+    spread, largest = float((flat - flat[:, :1]).abs().max()), float(flat.abs().max())
+    return flat[:, 0].clone() if spread <= SAME * largest else None
+
+
+def scaled_rows(op: LinearOperator, factor: Tensor) -> LinearOperator | None:
+    """diag(factor)·W, with one factor or one an output channel."""
+    if factor.ndim == 0:
+        return op.with_weight(op.weight * factor)
+    if factor.ndim != 1 or len(factor) != op.out_shape[0]:
+        return None
+    if isinstance(op, Dense | Conv2d):
+        return op.with_weight(op.weight * factor.reshape(-1, *[1] * (op.weight.ndim - 1)))
+    if isinstance(op, FourierMultiplier):
+        return op.with_weight(op.weight * factor[:, None])
+    if isinstance(op, Adjoint) and isinstance(op.op, Conv2d):
+        return Adjoint(op.op.with_weight(_by_input(op.op, factor)))
+    return None
+
+
+def scaled_columns(op: LinearOperator, factor: Tensor) -> LinearOperator | None:
+    """W·diag(factor), with one factor or one an input channel."""
+    if factor.ndim == 0:
+        return op.with_weight(op.weight * factor)
+    if factor.ndim != 1 or len(factor) != op.in_shape[0]:
+        return None
+    if isinstance(op, Dense | FourierMultiplier):
+        return op.with_weight(op.weight * factor)
+    if isinstance(op, Conv2d):
+        return op.with_weight(_by_input(op, factor))
+    if isinstance(op, Adjoint) and isinstance(op.op, Conv2d):
+        return Adjoint(op.op.with_weight(op.op.weight * factor[:, None, None, None]))
+    return None
+
+
+def _by_input(op: Conv2d, factor: Tensor) -> Tensor:
+    """A kernel with its input channels scaled."""
+    blocks = op.kernel.unflatten(0, (op.groups, -1))
+    return (blocks * factor.reshape(op.groups, 1, -1, 1, 1)).flatten(0, 1)
+
+
+# Matrices after matrices, and the identity beside an operator
+
+
+def join_matrices(builder: Builder, v: Vertex) -> Vertex | None:
+    """A matrix after a matrix is one, if the product has no more entries than both."""
+    p, inner = v.primitive, v.inputs[0] if v.inputs else v
+    q = inner.primitive
+    if not (isinstance(p, Affine) and isinstance(q, Affine) and isinstance(p.op, Dense) and isinstance(q.op, Dense)):
+        return None
+    after, before = p.op.weight, q.op.weight
+    if len(after) * before.shape[1] > after.numel() + before.numel():
+        return None
+    bias = p.bias
+    if q.bias is not None:
+        bias = after @ q.bias if bias is None else after @ q.bias + bias
+    return builder.vertex(Affine(Dense(after @ before), bias), *inner.inputs, name=v.name)
+
+
+def join_identity(builder: Builder, v: Vertex) -> Vertex | None:
+    """a·x + c(Wx + b) is one operator, aI + cW: a convolution has the identity in its middle tap."""
+    p = v.primitive
+    if not (isinstance(p, Sum) and len(v.inputs) == 2):
+        return None
+    for x, y, a, c in in_either_order(v, p):
+        q = y.primitive
+        if isinstance(q, Affine) and y.inputs == (x,) and (op := _plus_identity(q.op, a, c)) is not None:
+            return builder.vertex(Affine(op, None if q.bias is None else c * q.bias), x, name=v.name)
+    return None
+
+
+def in_either_order(v: Vertex, p: Sum) -> Iterator[tuple[Vertex, Vertex, float, float]]:
+    """(x, y, a, c) with a·x + c·y, for the two ways to name the terms of a sum."""
+    (x, y), (a, c) = v.inputs, p.coefficients
+    yield x, y, a, c
+    yield y, x, c, a
+
+
+def _plus_identity(op: LinearOperator, a: float, c: float) -> LinearOperator | None:
+    if op.in_shape != op.out_shape:
+        return None
+    if isinstance(op, Dense):
+        return Dense(c * op.weight + a * torch.eye(len(op.weight), dtype=op.weight.dtype))
+    if not isinstance(op, Conv2d):
+        return None
+    if any(
+        axis.stride != 1 or 2 * axis.before != axis.extent - 1 or axis.kernel % 2 == 0 for axis in (op.rows, op.columns)
+    ):
+        return None
+    kernel, grouped = c * op.kernel, op.kernel.shape[1]
+    channels = torch.arange(len(kernel))
+    kernel[channels, channels % grouped, kernel.shape[2] // 2, kernel.shape[3] // 2] += a
+    return op.with_kernel(kernel)
+
+
+# A step down a convex potential, in anybody's code
+
+
+def recognise_descent(builder: Builder, v: Vertex) -> Vertex | None:
+    """x - Wᵀ(t·σ(Wx + b)) with t ≥ 0 by unit is a descent: of Σ tᵢφ(wᵢ·x + bᵢ), which is convex.
+
+    With one t for all units it is the step size. Otherwise σ is relu, and t·relu(y) = √t·relu(√t·y) makes it part of W.
+    """
+    p = v.primitive
+    if not (isinstance(p, Sum) and len(v.inputs) == 2):
+        return None
+    for x, y, a, c in in_either_order(v, p):
+        if a != 1 or not isinstance(back := y.primitive, Affine):
+            continue
+        sigma = y.inputs[0]
+        if not (isinstance(sigma.primitive, Pointwise) and sigma.primitive.name in MONOTONE):
+            continue
+        forth = sigma.inputs[0]
+        if not (isinstance(forth.primitive, Affine) and forth.inputs == (x,)):
+            continue
+        op, bias = forth.primitive.op, forth.primitive.bias
+        ratios = adjoint_ratios(back.op, op)
+        if ratios is None or bool((-c * ratios < 0).any()):
+            continue
+        t, name = -c * ratios, sigma.primitive.name
+        if bool((t == 0).all()):
+            continue
+        if bool((t - t[0]).abs().max() <= SAME * t[0].abs()):
+            step = Descent(op, bias, MONOTONE[name], float(t[0]))
+        elif name == "relu" and (rooted := scaled_rows(op, t.sqrt())) is not None:
+            step = Descent(rooted, None if bias is None else bias * t.sqrt(), MONOTONE[name], 1.0)
+        else:
+            continue
+        result = builder.vertex(step, x, name=v.name)
+        if back.bias is None or not bool(back.bias.any()):
+            return result
+        shift = back.bias.reshape(-1, *[1] * (len(x.shape) - 1)).expand(x.shape).contiguous()
+        return builder.sum([(1.0, result), (c, builder.constant(shift))], v.name)
+    return None
+
+
+def adjoint_ratios(back: LinearOperator, op: LinearOperator) -> Tensor | None:
+    """t with back = Wᵀ·diag(t), one number for each output channel of W; None if there is none."""
+    if back.in_shape != op.out_shape or back.out_shape != op.in_shape:
+        return None
+    if isinstance(op, Dense) and isinstance(back, Dense):
+        theirs = back.weight.T
+    elif (
+        isinstance(op, Conv2d)
+        and isinstance(back, Adjoint)
+        and dict(back.geometry, adjoint=0) == dict(op.geometry, adjoint=0)
+    ):
+        theirs = back.weight
+    elif isinstance(op, Conv2d) and isinstance(back, Conv2d) and _is_turned(back, op):
+        theirs = back.turned
+    else:
+        return None
+    theirs, ours = theirs.flatten(1), op.weight.flatten(1)
+    squares = (ours * ours).sum(1)
+    ratios = (theirs * ours).sum(1) / torch.where(squares > 0, squares, torch.ones_like(squares))
+    off = (theirs - ratios[:, None] * ours).norm(dim=1)
+    return ratios if bool((off <= SAME * theirs.norm(dim=1).max()).all()) else None
+
+
+def _is_turned(back: Conv2d, op: Conv2d) -> bool:
+    """Whether a convolution has the geometry of the adjoint of another one: stride 1, and the margins that are left."""
+    axes = zip((back.rows, back.columns), (op.rows, op.columns), strict=True)
+    return (
+        back.padding_mode == op.padding_mode == "zeros"
+        and back.groups == op.groups
+        and back.turned.shape == op.kernel.shape
+        and all(
+            a.stride == b.stride == 1
+            and a.dilation == b.dilation
+            and (a.before, a.after) == (b.extent - 1 - b.before, b.extent - 1 - b.after)
+            for a, b in axes
+        )
+    )
+
+
+REWRITES = (join_padding, recognise_descent, join_after, join_identity, join_before, join_matrices)

@@ -1,0 +1,390 @@
+"""Rules: what functions of torch do to nodes. The table of functions is in table.py.
+
+A rule has the parameter names and defaults of its function, and is called as rule(*args, **kwargs): an argument that it
+does not name is refused. All functions that only move numbers have one rule (address.py).
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lipflow.node import IMAGES, LoweringError, Node
+from lipflow.operators import Adjoint, Conv2d, Dense, FourierMultiplier
+from lipflow.operators.conv import Padding
+from lipflow.operators.multiplier import block_diagonal
+from lipflow.primitives import Affine, AvgPool, GroupSort, MaxPool, Pointwise, Scale, Sum
+
+Pair = int | Sequence[int]
+Number = int | float
+
+
+# Sums, scales and constants
+
+
+def add(input: Any, other: Any, *, alpha: Number = 1) -> Any:
+    return combine(input, 1.0, other, float(alpha))
+
+
+def sub(input: Any, other: Any, *, alpha: Number = 1) -> Any:
+    return combine(input, 1.0, other, -float(alpha))
+
+
+def rsub(input: Any, other: Any, *, alpha: Number = 1) -> Any:
+    return combine(other, 1.0, input, -float(alpha))
+
+
+def neg(input: Node) -> Any:
+    return Sum([-1.0])(input)
+
+
+def mul(input: Any, other: Any) -> Any:
+    if isinstance(input, Node) and isinstance(other, Node):
+        raise LoweringError("a product of two values that depend on the input has no Lipschitz bound")
+    node, factor = (input, other) if isinstance(input, Node) else (other, input)
+    return scaled(node, factor)
+
+
+def div(input: Any, other: Any) -> Any:
+    if isinstance(other, Node):
+        raise LoweringError("a quotient by a value that depends on the input has no Lipschitz bound")
+    return scaled(input, 1 / torch.as_tensor(other, dtype=torch.float64))
+
+
+def combine(a: Any, first: float, b: Any, second: float) -> Any:
+    """first·a + second·b of nodes and constants."""
+    node = a if isinstance(a, Node) else b
+    shapes = [t.shape if isinstance(t, Tensor) else torch.Size() for t in (a, b)]
+    shape = torch.broadcast_shapes(*shapes)
+    a, b = (expanded(t, shape) if isinstance(t, Node) else constant(t, shape, node) for t in (a, b))
+    nodes = [(first, a), (second, b)]
+    terms = [(c, t) for c, t in nodes if isinstance(t, Node)]
+    return Sum([c for c, _ in terms])(*(t for _, t in terms))
+
+
+def scaled(node: Node, factor: Any) -> Any:
+    """A node times a constant: by one number, by channel, or by entry."""
+    shape = torch.broadcast_shapes(node.shape, factor.shape if isinstance(factor, Tensor) else ())
+    node, value = expanded(node, shape), constant_value(factor, shape)
+    by_channel = value.reshape(len(value), -1) if value.ndim else value.reshape(1, 1)
+    if bool((value == by_channel[0, 0]).all()):
+        return Sum([float(by_channel[0, 0])])(node)
+    if bool((by_channel == by_channel[:, :1]).all()):
+        value = by_channel[:, 0]
+    return Scale(value.contiguous())(node)
+
+
+def expanded(node: Node, shape: torch.Size) -> Any:
+    """A node repeated as broadcasting does."""
+    if node.shape == shape:
+        return node
+    if len(shape) < 1 or shape[0] != IMAGES:
+        raise LoweringError("it mixes the images of a batch")
+    return node.expand(shape)
+
+
+def constant(value: Any, shape: torch.Size, node: Node) -> Node | None:
+    """A constant as a node; none if it is zero everywhere."""
+    number = constant_value(value, shape)
+    return Node.of(node.builder.constant(number), node.builder) if bool(number.any()) else None
+
+
+def constant_value(value: Any, shape: torch.Size) -> Tensor:
+    """One image of a constant, which is the same for all images and finite."""
+    if not isinstance(value, Tensor | int | float):
+        raise LoweringError(f"it takes a tensor or a number, not {type(value).__name__}")
+    if isinstance(value, Tensor) and (value.is_complex() or value.dtype == torch.bool):
+        raise LoweringError(f"it takes real numbers, not {value.dtype}")
+    t = torch.as_tensor(value).detach().to("cpu", torch.float64).expand(shape)
+    if not bool(torch.isfinite(t).all()):
+        raise LoweringError("a constant is NaN or infinite")
+    if not torch.equal(t[0], t[1]):
+        raise LoweringError("a constant differs between the images of a batch")
+    return t[0].clone()
+
+
+# Matrices and convolutions
+
+
+def linear(input: Node, weight: Tensor, bias: Tensor | None = None) -> Any:
+    require_constant(weight, bias)
+    if input.ndim != 2:
+        shape = f"(batch, {', '.join(map(str, input.shape[1:]))})"
+        raise LoweringError(f"a matrix takes (batch, features) here, not {shape}; flatten first")
+    return Affine(Dense(weight.detach()), detached(bias))(input)
+
+
+def matmul(input: Any, other: Any) -> Any:
+    if isinstance(input, Node) and isinstance(other, Node):
+        raise LoweringError("a product of two values that depend on the input has no Lipschitz bound")
+    if not isinstance(input, Node) or other.ndim != 2:
+        raise LoweringError("it takes x @ matrix, with x of shape (batch, features)")
+    return linear(input, other.T)
+
+
+def conv2d(
+    input: Node,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Pair = 1,
+    padding: Pair | str = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+) -> Any:
+    require_constant(weight, bias)
+    require_images(input)
+    sides: Padding = "same" if padding == "same" else 0 if padding == "valid" else pair(padding)
+    size = (input.shape[2], input.shape[3])
+    op = Conv2d(weight.detach(), size, sides, "zeros", pair(stride), pair(dilation), groups)
+    return Affine(op, detached(bias))(input)
+
+
+def conv_transpose2d(
+    input: Node,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Pair = 1,
+    padding: Pair = 0,
+    output_padding: Pair = 0,
+    groups: int = 1,
+    dilation: Pair = 1,
+) -> Any:
+    require_constant(weight, bias)
+    require_images(input)
+    axes = zip(
+        input.shape[2:],
+        weight.shape[2:],
+        pair(stride),
+        pair(padding),
+        pair(output_padding),
+        pair(dilation),
+        strict=True,
+    )
+    size = [(n - 1) * s - 2 * p + d * (k - 1) + o + 1 for n, k, s, p, o, d in axes]
+    if min(size) < 1:
+        raise LoweringError(f"its output would have a size of {size}")
+    op = Conv2d(weight.detach(), (size[0], size[1]), pair(padding), "zeros", pair(stride), pair(dilation), groups)
+    return Affine(Adjoint(op), detached(bias))(input)
+
+
+def fourier_multiply(matrices: Tensor, x: Node) -> Any:
+    require_constant(matrices)
+    require_images(x)
+    joined = block_diagonal(matrices.detach().to(torch.complex128))
+    return Affine(FourierMultiplier(joined, (x.shape[2], x.shape[3])), None)(x)
+
+
+def batch_norm(
+    input: Node,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    if training or running_mean is None or running_var is None:
+        raise LoweringError(
+            "it divides by the deviation of its batch; in evaluation, with running statistics, it does not"
+        )
+    require_constant(running_mean, running_var, weight, bias)
+    scale = (running_var.detach().double() + eps).rsqrt()
+    scale = scale if weight is None else scale * weight.detach().double()
+    shift = -running_mean.detach().double() * scale
+    shift = shift if bias is None else shift + bias.detach().double()
+    shape = (-1, *[1] * (input.ndim - 2))
+    return scaled(input, scale.reshape(shape)) + shift.reshape(shape)
+
+
+def dropout(input: Node, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    if training:
+        raise LoweringError("it is random in training; in evaluation it is the identity")
+    return input
+
+
+# Pooling
+
+
+def avg_pool2d(
+    input: Node,
+    kernel_size: Pair,
+    stride: Pair | None = None,
+    padding: Pair = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Any:
+    require_images(input)
+    window, sides = pair(kernel_size), pair(padding)
+    steps = window if stride is None or stride in ((), []) else pair(stride)
+    if ceil_mode:
+        raise LoweringError("average pooling has a bound without ceil_mode only")
+    if not count_include_pad and sides != (0, 0) and divisor_override is None:
+        raise LoweringError("average pooling has a bound only if its padding is counted")
+    divisor = float(divisor_override or math.prod(window))
+    if steps == window and sides == (0, 0):
+        return AvgPool(window, divisor)(input)
+    channels, height, width = input.shape[1:]
+    kernel = torch.full((channels, 1, *window), 1 / divisor, dtype=torch.float64)
+    return Affine(Conv2d(kernel, (height, width), sides, "zeros", steps, 1, channels), None)(input)
+
+
+def adaptive_avg_pool2d(input: Node, output_size: Any) -> Any:
+    require_images(input)
+    given = output_size if isinstance(output_size, tuple | list) else (output_size, output_size)
+    sizes = [n if out is None else out for n, out in zip(input.shape[2:], given, strict=True)]
+    if any(n % out for n, out in zip(input.shape[2:], sizes, strict=True)):
+        raise LoweringError(f"windows of {tuple(sizes)} from {tuple(input.shape[2:])} overlap; take sizes that divide")
+    return avg_pool2d(input, [n // out for n, out in zip(input.shape[2:], sizes, strict=True)])
+
+
+def mean(input: Node, dim: Any = None, keepdim: bool = False) -> Any:
+    dims = sorted(d % input.ndim for d in ([dim] if isinstance(dim, int) else dim or []))
+    if input.ndim != 4 or dims != [2, 3]:
+        raise LoweringError(f"a mean over the pixels of images is known, dim=(2, 3) of four, and not dim={dim}")
+    pooled = avg_pool2d(input, list(input.shape[2:]))
+    return pooled if keepdim else pooled.flatten(1)
+
+
+def max_pool2d(
+    input: Node,
+    kernel_size: Pair,
+    stride: Pair | None = None,
+    padding: Pair = 0,
+    dilation: Pair = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    require_images(input)
+    if ceil_mode or return_indices:
+        raise LoweringError("max pooling has a bound without ceil_mode and return_indices only")
+    steps = kernel_size if stride is None or stride in ((), []) else stride
+    return MaxPool(pair(kernel_size), pair(steps), pair(padding), pair(dilation))(input)
+
+
+# Activations
+
+
+def relu(input: Node, inplace: bool = False) -> Any:
+    return _maybe_in_place(Pointwise("relu")(input), input, inplace)
+
+
+def hardtanh(input: Node, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Any:
+    if (min_val, max_val) != (-1.0, 1.0):
+        raise LoweringError(f"hardtanh is known between -1 and 1, and not between {min_val} and {max_val}")
+    return _maybe_in_place(Pointwise("hardtanh")(input), input, inplace)
+
+
+def absolute(input: Node) -> Any:
+    return Pointwise("abs")(input)
+
+
+def maximum(input: Any, other: Any) -> Any:
+    return _halves(input, other)[0]
+
+
+def minimum(input: Any, other: Any) -> Any:
+    return _halves(input, other)[1]
+
+
+class Sorted(NamedTuple):
+    """What `sort` returns; where the entries were is not known."""
+
+    values: Node
+    indices: None = None
+
+
+def sort(input: Node, dim: int = -1, descending: bool = False, stable: bool = False) -> Sorted:
+    axis = dim % input.ndim
+    if axis == 0:
+        raise LoweringError("it mixes the images of a batch")
+    front = input.movedim(axis, 1)
+    flat = front.flatten(1, 2) if front.ndim > 2 else front
+    result = GroupSort(front.shape[1])(flat).reshape(front.shape)
+    return Sorted((result if descending else result.flip(1)).movedim(1, axis))
+
+
+def _halves(a: Any, b: Any) -> Any:
+    """max(a, b) and min(a, b), as the halves of one sort of pairs."""
+    if not (isinstance(a, Node) and isinstance(b, Node)):
+        node, other = (a, b) if isinstance(a, Node) else (b, a)
+        shape = torch.broadcast_shapes(node.shape, other.shape if isinstance(other, Tensor) else ())
+        value = constant_value(other, shape)
+        a, b = node, Node.of(node.builder.constant(value), node.builder)
+    shape = torch.broadcast_shapes(a.shape, b.shape)
+    first, second = GroupSort(2)(torch.cat([expanded(a, shape), expanded(b, shape)], 1)).chunk(2, 1)
+    return first, second
+
+
+def _maybe_in_place(result: Node, input: Node, inplace: bool) -> Any:
+    if inplace:
+        input.overwrite(result.vertex)
+        return input
+    return result
+
+
+# Questions that have an answer without numbers
+
+
+def size(input: Node, dim: int | None = None) -> Any:
+    shape = torch.Size((IMAGES, *input.vertex.shape))
+    return shape if dim is None else shape[dim]
+
+
+def stride(input: Node, dim: int | None = None) -> Any:
+    shape = size(input)
+    strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    return strides if dim is None else strides[dim]
+
+
+def to(input: Node, *args: Any, **kwargs: Any) -> Any:
+    for value in (*args, *kwargs.values()):
+        value = value.dtype if isinstance(value, Tensor) and not isinstance(value, Node) else value
+        if isinstance(value, torch.dtype) and value not in (torch.float32, torch.float64):
+            raise LoweringError(f"float32 and float64 are known, and not {value}")
+    return input
+
+
+def identity(input: Node, *args: Any, **kwargs: Any) -> Any:
+    return input
+
+
+def copy(input: Node, *args: Any, **kwargs: Any) -> Any:
+    return Node.of(input.vertex, input.builder)
+
+
+def plain(input: Node) -> Tensor:
+    """A plain tensor of the shape and type of a node."""
+    return torch.zeros(size(input), dtype=input.builder.dtype)
+
+
+# Arguments
+
+
+def pair(value: Any) -> tuple[int, int]:
+    """A number, or one number, or two, as two."""
+    if isinstance(value, int):
+        return value, value
+    numbers = tuple(int(n) for n in value)
+    if len(numbers) not in (1, 2):
+        raise LoweringError(f"it takes a number or a pair, not {value!r}")
+    return numbers[0], numbers[-1]
+
+
+def detached(t: Tensor | None) -> Tensor | None:
+    if t is not None and not bool(torch.isfinite(t).all()):
+        raise LoweringError("the bias has NaN or infinite entries")
+    return None if t is None else t.detach()
+
+
+def require_constant(*tensors: Tensor | None) -> None:
+    if any(isinstance(t, Node) for t in tensors):
+        raise LoweringError("its weights depend on the input, so that it has no Lipschitz bound")
+
+
+def require_images(x: Node) -> None:
+    if x.ndim != 4:
+        raise LoweringError(f"it takes images (batch, channels, height, width), not {tuple(x.shape)}")

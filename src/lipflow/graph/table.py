@@ -1,0 +1,158 @@
+"""Which functions of torch have which rule."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lipflow.graph import rules
+from lipflow.graph.rules import size
+from lipflow.node import IMAGES
+from lipflow.operators.multiplier import multiply
+
+
+def functions(*names: str) -> Iterator[Any]:
+    """The functions of these names: of torch, of tensors, and of torch.nn.functional."""
+    for name in names:
+        found = [getattr(owner, name) for owner in (torch, Tensor, F) if hasattr(owner, name)]
+        if not found:
+            raise AttributeError(f"torch has no function {name!r}")
+        yield from found
+
+
+def getter(name: str) -> Any:
+    """What is called for an attribute of a tensor."""
+    return getattr(Tensor, name).__get__
+
+
+Rule = Callable[..., Any]
+
+
+def _table(rows: Iterable[tuple[Rule, Iterable[Any]]]) -> dict[Any, Rule]:
+    return {function: rule for rule, known in rows for function in known}
+
+
+RULES: dict[Any, Rule] = _table(
+    [
+        (rules.add, functions("add")),
+        (rules.sub, functions("sub", "subtract")),
+        (rules.rsub, [torch.rsub, Tensor.__rsub__]),
+        (rules.neg, functions("neg", "negative")),
+        (rules.mul, functions("mul", "multiply")),
+        (rules.div, functions("div", "divide", "true_divide")),
+        (rules.linear, [F.linear]),
+        (rules.matmul, functions("matmul", "mm")),
+        (rules.conv2d, [torch.conv2d]),
+        (rules.conv_transpose2d, [torch.conv_transpose2d]),
+        (rules.fourier_multiply, [multiply]),
+        (rules.batch_norm, [F.batch_norm]),
+        (rules.dropout, [F.dropout, F.dropout1d, F.dropout2d, F.alpha_dropout, F.feature_alpha_dropout]),
+        (rules.avg_pool2d, [F.avg_pool2d]),
+        (rules.adaptive_avg_pool2d, [F.adaptive_avg_pool2d]),
+        (rules.mean, functions("mean")),
+        (rules.max_pool2d, [F.max_pool2d, torch.max_pool2d, F.max_pool2d_with_indices]),
+        (rules.relu, functions("relu")),
+        (rules.hardtanh, [F.hardtanh]),
+        (rules.absolute, functions("abs", "absolute")),
+        (rules.maximum, functions("maximum", "fmax")),
+        (rules.minimum, functions("minimum", "fmin")),
+        (rules.sort, functions("sort")),
+        (size, [Tensor.size, getter("shape")]),
+        (rules.stride, [Tensor.stride]),
+        (rules.to, [Tensor.to, Tensor.type, Tensor.type_as]),
+        (rules.copy, functions("clone")),
+        (rules.identity, functions("detach", "double", "float", "cpu", "contiguous", "requires_grad_")),
+        (lambda input: len(size(input)), [Tensor.dim, Tensor.ndimension, getter("ndim")]),
+        (lambda input: size(input).numel(), functions("numel")),
+        (lambda input: IMAGES, [Tensor.__len__]),
+        (lambda input: True, functions("is_floating_point")),
+        (lambda input: False, functions("is_complex", "is_conj")),
+        (lambda input, *args, **kwargs: True, [Tensor.is_contiguous]),
+        (lambda input: input.builder.dtype, [getter("dtype")]),
+        (lambda input: torch.device("cpu"), [getter("device")]),
+        (lambda input: torch.strided, [getter("layout")]),
+        (
+            lambda input: False,
+            [
+                getter(name)
+                for name in ("requires_grad", "is_cuda", "is_meta", "is_sparse", "is_quantized", "is_nested")
+            ],
+        ),
+    ]
+)
+
+# In-place functions, by the function that computes the same out of place.
+IN_PLACE: dict[Any, Rule] = _table(
+    [
+        (rules.add, [Tensor.add_, Tensor.__iadd__]),
+        (rules.sub, [Tensor.sub_, Tensor.subtract_, Tensor.__isub__]),
+        (rules.mul, [Tensor.mul_, Tensor.multiply_, Tensor.__imul__]),
+        (rules.div, [Tensor.div_, Tensor.divide_, Tensor.__idiv__, Tensor.__itruediv__]),
+        (rules.neg, [Tensor.neg_, Tensor.negative_, torch.neg_]),
+        (rules.relu, [Tensor.relu_, torch.relu_]),
+        (rules.absolute, [Tensor.abs_, Tensor.absolute_, torch.abs_]),
+        (rules.hardtanh, [F.hardtanh_]),
+    ]
+)
+
+# Functions that make a new tensor of the shape or type of another one.
+FACTORIES: set[Any] = {
+    *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full, Tensor.new_tensor),
+    *(torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like),
+}
+
+# Functions that only move numbers: those that may share memory with their input, and those that do not.
+VIEWS: set[Any] = {
+    *functions(
+        "reshape", "flatten", "unflatten", "permute", "transpose", "movedim", "moveaxis", "swapaxes", "swapdims"
+    ),
+    *functions("squeeze", "unsqueeze", "narrow", "select", "split", "chunk", "tensor_split", "unbind", "ravel"),
+    *functions("hsplit", "vsplit", "dsplit", "t", "adjoint", "diagonal"),
+    *(Tensor.view, Tensor.view_as, Tensor.reshape_as, Tensor.expand, Tensor.expand_as, Tensor.__getitem__),
+    *(Tensor.unfold, getter("T"), getter("mT")),
+}
+COPIES: set[Any] = {
+    *functions(
+        "cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "flip", "fliplr", "flipud", "rot90"
+    ),
+    *functions("roll", "tile", "index_select", "repeat_interleave", "tril", "triu", "take_along_dim"),
+    *functions("pixel_shuffle", "pixel_unshuffle", "channel_shuffle"),
+    *(Tensor.repeat, F.pad, F.unfold, F.interpolate, F.upsample),
+}
+
+# What to do in the place of functions that have no bound.
+INSTEAD: dict[Any, str] = {
+    **dict.fromkeys(
+        (F.layer_norm, torch.layer_norm, F.group_norm, torch.group_norm, F.instance_norm, torch.instance_norm),
+        "it divides by the deviation of its input, so that it has no Lipschitz bound; use BatchNorm, or leave it out",
+    ),
+    **dict.fromkeys(
+        [*functions("softmax", "log_softmax")],
+        "leave it out, as labels, losses and certificates are of scores, not probabilities",
+    ),
+    **dict.fromkeys(
+        [F.gelu, F.silu, F.elu, F.leaky_relu, F.softplus, F.prelu, *functions("tanh", "sigmoid", "prelu")],
+        "use torch.relu or lipflow.blocks.MaxMin, or lipflow.Assume(module, bound=...) for lipschitz_bound alone",
+    ),
+    **dict.fromkeys(
+        [
+            *functions("gt", "lt", "ge", "le", "eq", "ne"),
+            *(Tensor.__eq__, Tensor.__ne__, Tensor.__gt__, Tensor.__lt__, Tensor.__ge__, Tensor.__le__),
+            Tensor.__bool__,
+            Tensor.item,
+            Tensor.__float__,
+            Tensor.__int__,
+        ],
+        "it looks at numbers, which are not known while a network is lowered; look at shapes only",
+    ),
+    **dict.fromkeys(
+        [Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__deepcopy__],
+        "it takes the numbers out of torch, where nothing can be said of them; use functions of torch",
+    ),
+    **dict.fromkeys(
+        [F.scaled_dot_product_attention, F.multi_head_attention_forward],
+        "attention multiplies values that depend on the input, so that it has no Lipschitz bound",
+    ),
+}

@@ -1,0 +1,360 @@
+"""Linear operators as a frozen network runs them: float64, sums of products in some order, and their constants.
+
+Backends may convolve by Winograd or FFT, which the error model does not cover (Note [error model]). Here every entry of
+Wx is one sum of products, for a matrix and for a convolution; a Fourier multiplier is five such products in a row.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from lipflow.operators.columns import matrix_of, run
+from lipflow.operators.conv import Conv2d
+from lipflow.operators.dense import Dense
+from lipflow.operators.fourier import unit_circle
+from lipflow.operators.multiplier import FourierMultiplier
+from lipflow.operators.norm import norm_certificate
+from lipflow.operators.operator import Adjoint, LinearOperator
+from lipflow.rounding import SLACK, TINY, U, gamma, in_range, sqrt_up, up
+
+# Entries of the transforms R and G: a cosine within 8u, an amplitude with two roundings, and their product.
+ENTRY = 12 * U
+
+
+class CertifiedOperator(LinearOperator):
+    """An operator W with ‖W‖ ≤ `norm`, and bounds on the rounding of Wx and Wᵀy."""
+
+    op: Any  # a Dense, Conv2d or FourierMultiplier in float64
+    norm: float
+
+    @abstractmethod
+    def apply_error(self, reach: Fraction) -> Fraction:
+        """At least ‖fl(Wx) - Wx‖ for ‖x‖ ≤ reach."""
+
+    @abstractmethod
+    def adjoint_error(self, reach: Fraction) -> Fraction:
+        """At least ‖fl(Wᵀy) - Wᵀy‖ for ‖y‖ ≤ reach."""
+
+    def certified_adjoint(self) -> "CertifiedOperator":
+        """Wᵀ with the same constants."""
+        return CertifiedAdjoint(self)
+
+    @property
+    def proof(self) -> dict[str, Any]:
+        """What another program needs to verify the norm, beside the weights."""
+        return dict(norm=self.norm)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.op.weight
+
+    def with_weight(self, weight: Tensor) -> LinearOperator:
+        return self.op.with_weight(weight)
+
+    @property
+    def in_shape(self) -> tuple[int, ...]:
+        return self.op.in_shape
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        return self.op.out_shape
+
+    @property
+    def entries(self) -> int:
+        """Entries of one input and one output together."""
+        return math.prod(self.in_shape) + math.prod(self.out_shape)
+
+    @property
+    def geometry(self) -> dict[str, Any]:
+        return self.op.geometry
+
+
+def certify(op: LinearOperator) -> CertifiedOperator:
+    """An operator in certified arithmetic: its weights copied to float64, its norm bounded once."""
+    if isinstance(op, Adjoint):
+        return certify(op.op).certified_adjoint()
+    kind = _CERTIFIED.get(type(op))
+    if kind is None:
+        known = ", ".join(known.__name__ for known in _CERTIFIED)
+        raise TypeError(f"freeze knows the operators {known}, and not {type(op).__name__}")
+    dtype = torch.complex128 if op.weight.is_complex() else torch.float64
+    weight = op.weight.detach().to("cpu", dtype).resolve_conj().clone(memory_format=torch.contiguous_format)
+    return kind(op.with_weight(weight))
+
+
+class CertifiedAdjoint(CertifiedOperator):
+    """Wᵀ of a certified operator W."""
+
+    def __init__(self, inner: CertifiedOperator) -> None:
+        self.inner, self.op, self.norm = inner, inner.op, inner.norm
+
+    def certified_adjoint(self) -> CertifiedOperator:
+        return self.inner
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.inner.adjoint(x)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        return self.inner(y)
+
+    def apply_error(self, reach: Fraction) -> Fraction:
+        return self.inner.adjoint_error(reach)
+
+    def adjoint_error(self, reach: Fraction) -> Fraction:
+        return self.inner.apply_error(reach)
+
+    @property
+    def proof(self) -> dict[str, Any]:
+        return self.inner.proof
+
+    @property
+    def in_shape(self) -> tuple[int, ...]:
+        return self.inner.out_shape
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        return self.inner.in_shape
+
+    @property
+    def geometry(self) -> dict[str, Any]:
+        return dict(self.inner.geometry, adjoint=True)
+
+
+class CertifiedProduct(CertifiedOperator):
+    """A matrix or a convolution: every entry of Wx is one sum of at most `dots[0]` products, of Wᵀy `dots[1]`."""
+
+    def __init__(self, op: Dense | Conv2d) -> None:
+        self.op = op
+        norm, self.torus = norm_certificate(op)
+        self.norm = up(Fraction(norm) * (1 + SLACK))
+        self.spread = spread_bound(op)
+
+    @property
+    def proof(self) -> dict[str, Any]:
+        return dict(norm=self.norm, torus=[list(side) for side in self.torus])
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        """The weights as products read them, made once."""
+        return matrix_of(self.op) if isinstance(self.op, Conv2d) else self.weight
+
+    @property
+    def dots(self) -> tuple[int, int]:
+        """The greatest number of products in an entry of Wx, and of Wᵀy (with the additions that unwrap a torus)."""
+        if isinstance(self.op, Dense):
+            return self.weight.shape[1], self.weight.shape[0]
+        out, grouped, height, width = self.weight.shape
+        return grouped * height * width + 1, out // self.op.groups * height * width + 1 + repeats(self.op)
+
+    def apply_error(self, reach: Fraction) -> Fraction:
+        return self._error(self.dots[0], reach)
+
+    def adjoint_error(self, reach: Fraction) -> Fraction:
+        return self._error(self.dots[1], reach)
+
+    def _error(self, dot: int, reach: Fraction) -> Fraction:
+        return in_range(gamma(dot) * Fraction(self.spread) * reach + dot * repeats(self.op) * self.entries * TINY)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return _Apply.apply(x, self)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        return _Adjoint.apply(y, self)
+
+
+class _Linear(torch.autograd.Function):
+    """A linear map of the members of a batch, which autograd and the transforms of torch.func do not look into."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, CertifiedProduct], output: Tensor) -> None:
+        ctx.op = inputs[1]
+
+
+class _Apply(_Linear):
+    """Wx; its derivative is the adjoint, run in the same way."""
+
+    @staticmethod
+    def forward(x: Tensor, w: CertifiedProduct) -> Tensor:
+        return _forward(w.op, x, w.matrix) if isinstance(w.op, Conv2d) else x @ w.weight.T
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _Adjoint.apply(grads[0], ctx.op), None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        return _Apply.apply(tangents[0], ctx.op)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], *args: Any) -> tuple[Tensor, int]:
+        return _of_batches(_Apply.apply, args[0].movedim(in_dims[0], 0), args[1]), 0
+
+
+class _Adjoint(_Linear):
+    """Wᵀy; its derivative is W."""
+
+    @staticmethod
+    def forward(y: Tensor, w: CertifiedProduct) -> Tensor:
+        return _backward(w.op, y, w.matrix) if isinstance(w.op, Conv2d) else y @ w.weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _Apply.apply(grads[0], ctx.op), None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        return _Adjoint.apply(tangents[0], ctx.op)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], *args: Any) -> tuple[Tensor, int]:
+        return _of_batches(_Adjoint.apply, args[0].movedim(in_dims[0], 0), args[1]), 0
+
+
+def _of_batches(function: Callable[..., Tensor], x: Tensor, w: CertifiedProduct) -> Tensor:
+    """A map of batches applied to many of them, as to one."""
+    return function(x.flatten(0, 1), w).unflatten(0, x.shape[:2])
+
+
+def _forward(op: Conv2d, x: Tensor, matrix: Tensor) -> Tensor:
+    if op.padding_mode == "circular":
+        return run(_unpadded(op), op.pad(x), matrix=matrix)
+    return run(op, x, matrix=matrix)
+
+
+def _backward(op: Conv2d, y: Tensor, matrix: Tensor) -> Tensor:
+    if op.padding_mode == "circular":
+        return op.unpad(run(_unpadded(op), y, forward=False, matrix=matrix))
+    return run(op, y, forward=False, matrix=matrix)
+
+
+def _unpadded(op: Conv2d) -> Conv2d:
+    """The convolution of images that have their border already."""
+    size = [axis.size + axis.before + axis.after for axis in (op.rows, op.columns)]
+    stride, dilation = (op.rows.stride, op.columns.stride), (op.rows.dilation, op.columns.dilation)
+    return Conv2d(op.kernel, (size[0], size[1]), 0, "zeros", stride, dilation, op.groups)
+
+
+def spread_bound(op: Dense | Conv2d) -> float:
+    """At least ‖|W|‖₂, by Schur's test: √(greatest row sum · greatest column sum) of |W|."""
+    weight = op.weight.abs()
+    if isinstance(op, Dense):
+        rows, columns, terms, copies = weight.sum(1).max(), weight.sum(0).max(), max(weight.shape), 1
+    else:
+        rows = weight.sum((1, 2, 3)).max()
+        columns = weight.unflatten(0, (op.groups, -1)).sum((1, 3, 4)).max()
+        terms, copies = weight.numel(), repeats(op)
+    product = Fraction(float(rows)) * Fraction(float(columns)) * copies / (1 - gamma(terms)) ** 2
+    return up(sqrt_up(product) * (1 + SLACK) + terms * TINY)
+
+
+def repeats(op: LinearOperator) -> int:
+    """How often padding repeats one input position."""
+    if not isinstance(op, Conv2d) or op.padding_mode == "zeros":
+        return 1
+    axes = (op.rows, op.columns)
+    counts = [-(-(axis.size + axis.before + axis.after) // axis.size) for axis in axes]
+    return counts[0] * counts[1]
+
+
+class CertifiedFourier(CertifiedOperator):
+    """A Fourier multiplier as real matrix products: y = RᵀGᵀEGRx.
+
+    Note [real transform]. Let x be an image of h × w pixels and m = w // 2 + 1. Along its rows let R be the real 2m × w
+    matrix of the waves √(c/w)·cos(2πfj/w) and -√(c/w)·sin(2πfj/w), 0 ≤ f < m, with c = 1 if f is its own mirror image
+    (0, and w/2 for even w) and c = 2 otherwise. Along its columns let G be the real 2h × 2h matrix [[C, S], [-S, C]]/√h
+    of the cosines and sines of 2πfj/h: the Fourier matrix e^{-iωj}/√h, acting on real and imaginary parts. Then RᵀR = I
+    and GᵀG = GGᵀ = I. E is the matrix [[Re M, -Im M], [Im M, Re M]] at each of the h × m frequencies. The map is real
+    and linear whatever the matrices M are, at 0 and at w/2 too, and of norm at most the greatest ‖M‖. An FFT is no sum
+    of products that the error model covers; these are. Proofs: docs/soundness-spectral.md.
+    """
+
+    def __init__(self, op: FourierMultiplier) -> None:
+        self.op = op
+        self.real, self.imaginary = (part.contiguous() for part in (op.matrices.real, op.matrices.imag))
+        self.norm = up(Fraction(norm_certificate(op)[0]) * (1 + SLACK))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        batch, into = x.shape[:2]
+        h, m, out, _ = self.real.shape
+        z = (x @ self.rows.T).reshape(batch, into, h, 2, m)
+        z = z.permute(0, 1, 4, 3, 2).reshape(batch, into, m, 2 * h) @ self.columns.T
+        a, b = z.reshape(batch, into, m, 2, h).permute(3, 4, 2, 1, 0).unbind(0)  # (h, m, in, batch) each
+        y = torch.stack([self.real @ a - self.imaginary @ b, self.imaginary @ a + self.real @ b])
+        y = y.permute(4, 3, 2, 0, 1).reshape(batch, out, m, 2 * h) @ self.columns
+        return y.reshape(batch, out, m, 2, h).permute(0, 1, 4, 3, 2).reshape(batch, out, h, 2 * m) @ self.rows
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        raise NotImplementedError("no primitive applies the adjoint of a Fourier multiplier")
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """R  # (2m, w)."""
+        return row_transform(self.op.in_size[1])
+
+    @cached_property
+    def columns(self) -> Tensor:
+        """G  # (2h, 2h)."""
+        return column_transform(self.op.in_size[0])
+
+    @cached_property
+    def spread(self) -> Fraction:
+        """At least ‖|E|‖, by Schur's test at each frequency."""
+        magnitude = self.real.abs() + self.imaginary.abs()
+        sums = Fraction(float(magnitude.sum(-1).max())) * Fraction(float(magnitude.sum(-2).max()))
+        terms = 2 * max(self.real.shape[2:])
+        return sqrt_up(sums / (1 - gamma(terms)) ** 2) * (1 + SLACK) + terms * TINY
+
+    def apply_error(self, reach: Fraction) -> Fraction:
+        """Five products, each with its inner length, ‖A‖, ‖|A|‖, and the error of the entries of A."""
+        (h, m, out, into), width = self.real.shape, self.op.in_size[1]
+        row = (Fraction(1), sqrt_up(Fraction(width)), ENTRY * sqrt_up(Fraction(2 * width)))
+        column = (Fraction(1), sqrt_up(Fraction(2 * h)), 2 * ENTRY * sqrt_up(Fraction(h)))
+        matrices = (Fraction(self.norm), self.spread, Fraction(0))
+        size, wrong, held = reach, Fraction(0), 2 * h * m * max(out, into)
+        for length, (norm, spread, off) in (
+            (width, row),
+            (2 * h, column),
+            (2 * into, matrices),
+            (2 * h, column),
+            (2 * m, row),
+        ):
+            computed = size + wrong
+            wrong = norm * wrong + (gamma(length) * (spread + off) + off) * computed + length * held * TINY
+            size = norm * size
+        return in_range(wrong)
+
+    def adjoint_error(self, reach: Fraction) -> Fraction:
+        raise NotImplementedError("no primitive applies the adjoint of a Fourier multiplier")
+
+
+def row_transform(width: int) -> Tensor:
+    """R of Note [real transform]  # (2m, w)."""
+    m = width // 2 + 1
+    cosine, sine = _waves(m, width)
+    own = torch.tensor([1.0 if 2 * f % width == 0 else 2.0 for f in range(m)], dtype=torch.float64)
+    amplitude = (own / width).sqrt()[:, None]
+    return torch.cat([amplitude * cosine, -(amplitude * sine)])
+
+
+def column_transform(height: int) -> Tensor:
+    """G of Note [real transform]  # (2h, 2h)."""
+    cosine, sine = _waves(height, height)
+    amplitude = (torch.ones(1, dtype=torch.float64) / height).sqrt()
+    cosine, sine = amplitude * cosine, amplitude * sine
+    return torch.cat([torch.cat([cosine, sine], 1), torch.cat([-sine, cosine], 1)])
+
+
+def _waves(frequencies: int, size: int) -> tuple[Tensor, Tensor]:
+    """cos and sin of 2πfj/size  # (frequencies, size)."""
+    return unit_circle(torch.arange(frequencies)[:, None] * torch.arange(size), size)
+
+
+_CERTIFIED: dict[type, Callable[[Any], CertifiedOperator]] = cast(
+    Any, {Dense: CertifiedProduct, Conv2d: CertifiedProduct, FourierMultiplier: CertifiedFourier}
+)

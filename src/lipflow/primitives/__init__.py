@@ -1,0 +1,56 @@
+"""Primitive operations: what a network is lowered to. One description of each, and a twin in `lipflow.check`."""
+
+from lipflow.primitives.activation import GroupSort, Householder, Pointwise
+from lipflow.primitives.declared import Declared
+from lipflow.primitives.descent import Descent, LiveProximal, Proximal
+from lipflow.primitives.linear import Affine, AvgPool, Scale, Sum
+from lipflow.primitives.nonlinearity import MONOTONE, Monotone
+from lipflow.primitives.primitive import Certify, Norm, Primitive
+from lipflow.primitives.rearrange import Constant, Gather, Input, MaxPool
+from lipflow.primitives.series import Series
+
+# What a file may hold.
+KINDS: dict[str, type[Primitive]] = {
+    p.kind: p
+    for p in (
+        Input,
+        Constant,
+        Gather,
+        Sum,
+        Scale,
+        Affine,
+        Descent,
+        Proximal,
+        Series,
+        AvgPool,
+        MaxPool,
+        Pointwise,
+        GroupSort,
+        Householder,
+    )
+}
+
+__all__ = [
+    "KINDS",
+    "MONOTONE",
+    "Affine",
+    "AvgPool",
+    "Certify",
+    "Constant",
+    "Declared",
+    "Descent",
+    "Gather",
+    "GroupSort",
+    "Householder",
+    "Input",
+    "LiveProximal",
+    "MaxPool",
+    "Monotone",
+    "Norm",
+    "Pointwise",
+    "Primitive",
+    "Proximal",
+    "Scale",
+    "Series",
+    "Sum",
+]

@@ -1,0 +1,112 @@
+"""Activations as primitives: entry by entry, by groups of channels, by pairs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lipflow.primitives.linear import float64
+from lipflow.primitives.primitive import Certify, Norm, Primitive, require, require_shape
+from lipflow.rounding import TINY, gamma, in_range
+from lipflow.shapes import Shape
+
+# Exact in floating point, fixing 0, with slopes in [-1, 1].
+POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "abs": torch.abs, "hardtanh": F.hardtanh}
+
+
+@dataclass(frozen=True, eq=False)
+class Pointwise(Primitive):
+    """relu, abs or hardtanh, entry by entry: exact."""
+
+    kind = "pointwise"
+    name: str
+
+    def __post_init__(self) -> None:
+        require(self.name in POINTWISE, self)
+
+    def out_shape(self, *shapes: Shape) -> Shape:
+        require_shape(len(shapes) == 1, self, *shapes)
+        return shapes[0]
+
+    def run(self, *xs: Tensor) -> Tensor:
+        return POINTWISE[self.name](xs[0])
+
+
+@dataclass(frozen=True, eq=False)
+class GroupSort(Primitive):
+    """Sort the entries i, i + C/g, … of the first axis in each group, greatest first: exact."""
+
+    kind = "group_sort"
+    group: int
+
+    def __post_init__(self) -> None:
+        require(type(self.group) is int and self.group >= 1, self)
+
+    def out_shape(self, *shapes: Shape) -> Shape:
+        fits = len(shapes) == 1 and len(shapes[0]) >= 1 and shapes[0][0] % self.group == 0
+        require_shape(fits, self, *shapes)
+        return shapes[0]
+
+    def run(self, *xs: Tensor) -> Tensor:
+        groups = xs[0].unflatten(1, (self.group, -1))
+        if self.group == 2:
+            first, second = groups.unbind(1)
+            return torch.cat([torch.maximum(first, second), torch.minimum(first, second)], 1)
+        return groups.sort(1, descending=True).values.flatten(1, 2)
+
+
+@dataclass(frozen=True, eq=False)
+class Householder(Primitive):
+    """x - 2v·relu(v·x) on the pairs (i, i + C/2), with stored v = (-sine, cosine). L = max(1, 2‖v‖² - 1)."""
+
+    kind = "householder"
+    sine: Tensor
+    cosine: Tensor
+
+    def __post_init__(self) -> None:
+        require(self.sine.ndim == 1 and len(self.sine) >= 1 and self.sine.shape == self.cosine.shape, self)
+
+    def out_shape(self, *shapes: Shape) -> Shape:
+        fits = len(shapes) == 1 and len(shapes[0]) >= 1 and shapes[0][0] == 2 * len(self.sine)
+        require_shape(fits, self, *shapes)
+        return shapes[0]
+
+    def run(self, *xs: Tensor) -> Tensor:
+        (x,) = xs
+        first, second = x.unflatten(1, (2, -1)).unbind(1)
+        sine, cosine = (t.to(x.dtype).reshape(-1, *[1] * (x.ndim - 2)) for t in (self.sine, self.cosine))
+        across = torch.relu(cosine * second - sine * first)
+        return torch.cat([first + 2 * sine * across, second - 2 * cosine * across], 1)
+
+    @cached_property
+    def square(self) -> Fraction:
+        """‖v‖², the greatest over the pairs."""
+        pairs = zip(self.sine.tolist(), self.cosine.tolist(), strict=True)
+        return max(Fraction(s) ** 2 + Fraction(c) ** 2 for s, c in pairs)
+
+    def lipschitz(self, norm: Norm, *distances: Fraction) -> Fraction:
+        return max(Fraction(1), 2 * self.square - 1) * distances[0]
+
+    def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
+        """v·x rounds by γ₂‖v‖‖x‖; its product with v and the last sum by 3 more, of at most (1 + 2‖v‖²)‖x‖."""
+        size = (1 + 2 * self.square) * reaches[0]
+        underflow = 8 * entries * TINY * (1 + 2 * self.square)
+        return in_range((gamma(2) * 2 * self.square + gamma(4)) * size + underflow)
+
+    def certified(self, certify: Certify) -> Primitive:
+        sine, cosine = float64(self.sine), float64(self.cosine)
+        assert sine is not None
+        assert cosine is not None
+        return Householder(sine, cosine)
+
+    @property
+    def how(self) -> str:
+        return "2‖v‖² - 1 of the stored directions"
+
+    @property
+    def size(self) -> str:
+        return f"{2 * len(self.sine)} channels"

@@ -1,0 +1,210 @@
+"""Steps through a convex potential as primitives: gradient descent, and the proximal map."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from torch import Tensor
+
+from lipflow.operators import LinearOperator
+from lipflow.operators.certified import CertifiedOperator
+from lipflow.primitives.linear import add_bias, affine_error, bias_norm, float64
+from lipflow.primitives.nonlinearity import EXACT, MONOTONE, Monotone, name_of
+from lipflow.primitives.primitive import Certify, Norm, Primitive, require, require_shape, size_of
+from lipflow.rounding import TINY, U, down, gamma, in_range, mul_up, norm_up, sqrt_up, up
+from lipflow.shapes import Shape
+
+UNSOLVED = 2.0**-26  # an implicit step is solved until at most this part of ‖x - z*‖ is left
+MOST_STEPS = 10_000  # a layer that needs more is too stiff to run, and refused by both programs
+
+
+@dataclass(frozen=True, eq=False)
+class Convex(Primitive):
+    """A step through -∇f with ∇f(x) = Wᵀσ(Wx + b). f is convex and ℓ-smooth, ℓ = s‖W‖², as σ has slopes in [0, s]."""
+
+    op: LinearOperator
+    bias: Tensor | None
+    sigma: Monotone
+
+    def __post_init__(self) -> None:
+        require(self.bias is None or self.bias.shape == (self.op.out_shape[0],), self)
+
+    def out_shape(self, *shapes: Shape) -> Shape:
+        require_shape(shapes == (self.op.in_shape,), self, *shapes)
+        return shapes[0]
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """∇f(x) = Wᵀσ(Wx + b)."""
+        return self.op.adjoint(self.sigma.function(add_bias(self.op(x), self.bias)))
+
+    def smoothness(self, norm: Norm) -> Fraction:
+        """ℓ = s‖W‖²."""
+        return Fraction(self.sigma.high) * Fraction(norm(self.op)) ** 2
+
+    def gradient_error(self, reach: Fraction) -> tuple[Fraction, Fraction]:
+        """(the error of the computed gradient, its norm) for ‖x‖ ≤ reach and an exact σ.
+
+        The error e of Wx + b passes σ, with slopes of at most 1, and Wᵀ, whose own rounding joins it.
+        """
+        assert isinstance(self.op, CertifiedOperator)
+        norm, e = Fraction(self.op.norm), affine_error(self.op, self.bias, reach)
+        inner = norm * reach + bias_norm(self.op, self.bias) + e
+        wrong = self.op.adjoint_error(inner)
+        return norm * e + wrong, norm * inner + wrong
+
+    def exact_sigma(self) -> Monotone:
+        """σ, if it does not round."""
+        name = name_of(self.sigma)
+        if name not in EXACT:
+            raise ValueError(f"σ = {name} rounds in ways that no bound here covers; relu and hardtanh are exact")
+        return MONOTONE[name]
+
+    @property
+    def size(self) -> str:
+        return size_of(self.op)
+
+
+@dataclass(frozen=True, eq=False)
+class Descent(Convex):
+    """x - h∇f(x), the Convex Potential Layer if h = 2/ℓ. L = max(1, hℓ - 1): I - h∇²f has eigenvalues in [1 - hℓ, 1].
+
+    If it `follows`, h was made of an estimate of ‖W‖, and freezing takes 2/ℓ with the certified norm.
+    """
+
+    kind = "descent"
+    h: float
+    follows: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.h == 0 or TINY <= self.h < math.inf, self)
+
+    def run(self, *xs: Tensor) -> Tensor:
+        return xs[0] - self.h * self.gradient(xs[0])
+
+    def lipschitz(self, norm: Norm, *distances: Fraction) -> Fraction:
+        return max(Fraction(1), Fraction(self.h) * self.smoothness(norm) - 1) * distances[0]
+
+    def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
+        """The error of the gradient; then h·t and x - h·t round."""
+        assert isinstance(self.op, CertifiedOperator)
+        wrong, size = self.gradient_error(reaches[0])
+        h = Fraction(self.h)
+        return in_range(h * wrong + 3 * U * (reaches[0] + h * size) + 2 * self.op.entries * TINY)
+
+    def certified(self, certify: Certify) -> Primitive:
+        sigma, op = self.exact_sigma(), certify(self.op)
+        return Descent(op, float64(self.bias), sigma, step_size(op.norm) if self.follows else self.h)
+
+    @property
+    def how(self) -> str:
+        norm = f" against a certified norm of {self.op.norm:.6g}" if isinstance(self.op, CertifiedOperator) else ""
+        return f"h = {self.h:.6g}{norm}"
+
+
+def step_size(norm: float) -> float:
+    """The greatest float64 h with h·norm² ≤ 2; a map of norm 0, or too small or too large for one, does not move: 0."""
+    if norm == 0:
+        return 0.0
+    h = Fraction(2) / Fraction(norm) ** 2
+    return down(h) if TINY <= h < 2**1000 else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class LiveProximal(Convex):
+    """z + h∇f(z) = x as training solves it, up to a part `unsolved` of ‖x - z*‖; or the reflection 2z - x. L = 1.
+
+    As I + h∇f is 1-strongly monotone, `‖x - z*‖ = h‖∇f(z*)‖ ≤ h‖∇f(x)‖`. The solver was run for `planned` = hℓ: where
+    hℓ is larger, its rate is not known.
+    """
+
+    kind = "proximal, live"
+    h: float
+    reflect: bool
+    solve: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
+    planned: float
+    unsolved: float
+
+    def run(self, *xs: Tensor) -> Tensor:
+        z = self.solve(self.gradient, xs[0])
+        return 2 * z - xs[0] if self.reflect else z
+
+    def tolerance(self, norm: Norm, *reaches: float) -> float:
+        if math.isinf(reaches[0]) or Fraction(self.h) * self.smoothness(norm) > Fraction(self.planned):
+            return math.inf
+        left = mul_up(self.unsolved, up(Fraction(self.h) * self.gradient_bound(norm, Fraction(reaches[0]))))
+        return 2 * left if self.reflect else left
+
+    def gradient_bound(self, norm: Norm, reach: Fraction) -> Fraction:
+        """At least ‖∇f(x)‖ for ‖x‖ ≤ reach: ‖W‖·min(s‖W‖·reach + ‖σ(b)‖, √m·sup|σ|)."""
+        at_origin = self.sigma.function(add_bias(self.op(self.op.weight.new_zeros(1, *self.op.in_shape)), self.bias))
+        w, units = Fraction(norm(self.op)), Fraction(math.prod(self.op.out_shape))
+        linear = Fraction(self.sigma.high) * w * reach + Fraction(norm_up(at_origin))
+        if math.isfinite(self.sigma.sup):
+            linear = min(linear, sqrt_up(units) * Fraction(self.sigma.sup))
+        return w * linear
+
+    def certified(self, certify: Certify) -> Primitive:
+        """Gradient steps of τ = 2/(2 + hℓ), rounded down, until at most UNSOLVED of ‖x - z*‖ is left."""
+        sigma, op = self.exact_sigma(), certify(self.op)
+        tau = down(2 / (2 + Fraction(self.h) * Fraction(op.norm) ** 2))
+        iterations = max(1, math.ceil(math.log(UNSOLVED) / math.log1p(-tau))) if tau < 1 else 1
+        if iterations > MOST_STEPS:
+            raise ValueError(
+                f"h‖W‖² = {self.h * op.norm**2:.3g} would take {iterations} steps to solve; use a smaller h"
+            )
+        return Proximal(op, float64(self.bias), sigma, self.h, tau, iterations, self.reflect)
+
+
+@dataclass(frozen=True, eq=False)
+class Proximal(Convex):
+    """z + h∇f(z) = x by n gradient steps of size τ from z = x; or its reflection 2z - x.
+
+    With τ(2 + hℓ) ≤ 2, a step contracts in z by ρ = 1 - τ and moves by τ with x, so that after any number of them z has
+    the constant ρⁿ + τ(1 + ρ + … + ρⁿ⁻¹) = 1: a proximal layer cut short is still exactly 1-Lipschitz. Its reflection
+    is so up to what is left unsolved, 2ρⁿ‖x - z*‖ ≤ 2ρⁿ·h‖∇f(x)‖, which counts as an error.
+    """
+
+    kind = "proximal"
+    h: float
+    tau: float
+    iterations: int
+    reflect: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        steps = type(self.iterations) is int and 1 <= self.iterations <= MOST_STEPS
+        require(steps and TINY <= self.h < math.inf and TINY <= self.tau <= 1 and type(self.reflect) is bool, self)
+
+    def run(self, *xs: Tensor) -> Tensor:
+        (x,) = xs
+        z = x
+        for _ in range(self.iterations):
+            z = z - self.tau * ((z - x) + self.h * self.gradient(z))
+        return 2 * z - x if self.reflect else z
+
+    def lipschitz(self, norm: Norm, *distances: Fraction) -> Fraction:
+        if Fraction(self.tau) * (2 + Fraction(self.h) * self.smoothness(norm)) > 2:
+            raise ValueError(f"a proximal step of τ = {self.tau} does not contract for a norm of {norm(self.op)}")
+        return distances[0]
+
+    def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
+        """A step errs by λ, and errors contract: λ/τ in all. Iterates stay within X + 2h‖W‖‖b‖; we allow twice that."""
+        assert isinstance(self.op, CertifiedOperator)
+        norm, h, tau = Fraction(self.op.norm), Fraction(self.h), Fraction(self.tau)
+        bias, (reach,) = bias_norm(self.op, self.bias), reaches
+        within = 2 * (reach + 2 * h * norm * bias)
+        wrong, size = self.gradient_error(within)
+        step = tau * h * wrong + gamma(6) * (3 * within + h * size) + 8 * self.op.entries * TINY * (1 + h)
+        total = step / tau
+        if total > within / 2:
+            raise ValueError("the rounding of this proximal layer outgrows what it computes; use a smaller step h")
+        if not self.reflect:
+            return in_range(total)
+        left = Fraction(up((1 - tau) ** self.iterations)) * h * norm * (norm * reach + bias)
+        return in_range(2 * total + 2 * left + 2 * U * (2 * within + reach))
+
+    @property
+    def how(self) -> str:
+        return f"{self.iterations} steps that contract by {1 - self.tau:.4g}"

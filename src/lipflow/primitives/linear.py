@@ -1,0 +1,196 @@
+"""Primitives that are linear, or affine: sums, scales, matrices, convolutions, averages."""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from lipflow.operators import LinearOperator
+from lipflow.operators.certified import CertifiedOperator
+from lipflow.primitives.primitive import Certify, Norm, Primitive, require, require_shape, size_of
+from lipflow.rounding import TINY, U, gamma, in_range, is_power_of_two, norm_up, sqrt_up
+from lipflow.shapes import Shape
+
+
+@dataclass(frozen=True, eq=False)
+class Affine(Primitive):
+    """Wx + b, with b along the rows of a matrix or the output channels of a convolution; b may be absent."""
+
+    kind = "affine"
+    op: LinearOperator
+    bias: Tensor | None
+
+    def __post_init__(self) -> None:
+        require(self.bias is None or self.bias.shape == (self.op.out_shape[0],), self)
+
+    def out_shape(self, *shapes: Shape) -> Shape:
+        require_shape(shapes == (self.op.in_shape,), self, *shapes)
+        return self.op.out_shape
+
+    def run(self, *xs: Tensor) -> Tensor:
+        return add_bias(self.op(xs[0]), self.bias)
+
+    def lipschitz(self, norm: Norm, *distances: Fraction) -> Fraction:
+        return Fraction(norm(self.op)) * distances[0]
+
+    def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
+        """The product, and one addition of b."""
+        return affine_error(self.op, self.bias, reaches[0])
+
+    def certified(self, certify: Certify) -> Primitive:
+        return Affine(certify(self.op), float64(self.bias))
+
+    @property
+    def how(self) -> str:
+        return "certified norm"
+
+    @property
+    def size(self) -> str:
+        return size_of(self.op)
+
+
+def add_bias(y: Tensor, bias: Tensor | None) -> Tensor:
+    """y + b along the second axis."""
+    return y if bias is None else y + bias.to(y.dtype).reshape(-1, *[1] * (y.ndim - 2))
+
+
+def bias_norm(op: LinearOperator, bias: Tensor | None) -> Fraction:
+    """At least the norm of b over all outputs."""
+    if bias is None:
+        return Fraction(0)
+    return Fraction(norm_up(bias)) * sqrt_up(Fraction(math.prod(op.out_shape) // len(bias)))
+
+
+def affine_error(op: LinearOperator, bias: Tensor | None, reach: Fraction) -> Fraction:
+    """At least ‖fl(Wx + b) - (Wx + b)‖ for ‖x‖ ≤ reach, in certified arithmetic."""
+    assert isinstance(op, CertifiedOperator)
+    product = op.apply_error(reach)
+    if bias is None:
+        return product
+    total = Fraction(op.norm) * reach + product + bias_norm(op, bias)
+    return in_range(product + U * total + op.entries * TINY)
+
+
+def float64(t: Tensor | None) -> Tensor | None:
+    """A copy of some stored numbers, which no one else can change."""
+    return None if t is None else t.detach().to("cpu", torch.float64).clone(memory_format=torch.contiguous_format)
+
+
+@dataclass(frozen=True, eq=False)
+class Sum(Primitive):
+    """c₁x₁ + c₂x₂ + …, of inputs of one shape. L = Σ |cᵢ|Lᵢ."""
+
+    kind = "sum"
+    coefficients: list[float]
+
+    def __post_init__(self) -> None:
+        fine = all(isinstance(c, float) and math.isfinite(c) and (c == 0 or abs(c) >= TINY) for c in self.coefficients)
+        require(len(self.coefficients) >= 1 and fine, self)
+
+    def out_shape(self, *shapes: Shape) -> Shape:
+        require_shape(len(shapes) == len(self.coefficients) and len(set(shapes)) == 1, self, *shapes)
+        return shapes[0]
+
+    def run(self, *xs: Tensor) -> Tensor:
+        terms = (x if c == 1 else -x if c == -1 else c * x for c, x in zip(self.coefficients, xs, strict=True))
+        total = next(terms)
+        for term in terms:
+            total = total + term
+        return total
+
+    def lipschitz(self, norm: Norm, *distances: Fraction) -> Fraction:
+        terms = zip(self.coefficients, distances, strict=True)
+        return sum((abs(Fraction(c)) * d for c, d in terms), Fraction(0))
+
+    def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
+        """Of n terms each is multiplied once, which is exact for powers of two, and added at most n - 1 times."""
+        roundings = len(reaches) - 1 + (not all(map(is_power_of_two, self.coefficients)))
+        size = self.lipschitz(lambda op: 0.0, *reaches)
+        return in_range(gamma(roundings) * size + len(reaches) * entries * TINY)
+
+    @property
+    def how(self) -> str:
+        return "sum of |coefficients|"
+
+    @property
+    def size(self) -> str:
+        return " + ".join(f"{c:.4g}·x{i}" for i, c in enumerate(self.coefficients, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Scale(Primitive):
+    """Each channel, or each entry, times a number. L = the greatest of them."""
+
+    kind = "scale"
+    factor: Tensor  # (channels,), or the shape of an input
+
+    def out_shape(self, *shapes: Shape) -> Shape:
+        fits = len(shapes) == 1 and len(shapes[0]) >= 1 and self.factor.numel() > 0
+        require_shape(fits and tuple(self.factor.shape) in (shapes[0], shapes[0][:1]), self, *shapes)
+        return shapes[0]
+
+    def run(self, *xs: Tensor) -> Tensor:
+        (x,) = xs
+        factor = self.factor.to(x.dtype)
+        return x * (factor if factor.ndim == x.ndim - 1 else factor.reshape(-1, *[1] * (x.ndim - 2)))
+
+    def lipschitz(self, norm: Norm, *distances: Fraction) -> Fraction:
+        return Fraction(float(self.factor.abs().max())) * distances[0]
+
+    def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
+        return in_range(U * self.lipschitz(lambda op: 0.0, *reaches) + entries * TINY)
+
+    def certified(self, certify: Certify) -> Primitive:
+        factor = float64(self.factor)
+        assert factor is not None
+        return Scale(factor)
+
+    @property
+    def how(self) -> str:
+        return "greatest factor"
+
+    @property
+    def size(self) -> str:
+        return "×".join(map(str, self.factor.shape))
+
+
+@dataclass(frozen=True, eq=False)
+class AvgPool(Primitive):
+    """The sum over each window, divided by a number; windows do not overlap, and what is past the last one is dropped.
+
+    Its rows are orthogonal, of norm √(window)/divisor each: that is L.
+    """
+
+    kind = "avg_pool"
+    window: tuple[int, int]
+    divisor: float
+
+    def __post_init__(self) -> None:
+        fine = len(self.window) == 2 and all(type(n) is int and n >= 1 for n in self.window)
+        require(fine and TINY <= self.divisor < math.inf, self)
+
+    def out_shape(self, *shapes: Shape) -> Shape:
+        (shape,) = shapes
+        fits = len(shape) == 3 and self.window[0] <= shape[1] and self.window[1] <= shape[2]
+        require_shape(fits, self, shape)
+        return shape[0], shape[1] // self.window[0], shape[2] // self.window[1]
+
+    def run(self, *xs: Tensor) -> Tensor:
+        (x,), (a, b) = xs, self.window
+        x = x[:, :, : x.shape[2] // a * a, : x.shape[3] // b * b]
+        return x.unflatten(3, (-1, b)).unflatten(2, (-1, a)).sum((3, 5)) / self.divisor
+
+    def lipschitz(self, norm: Norm, *distances: Fraction) -> Fraction:
+        return sqrt_up(Fraction(math.prod(self.window))) / Fraction(self.divisor) * distances[0]
+
+    def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
+        """window - 1 additions and a division: γ of the norm of the same average of |x|, at most L‖x‖."""
+        size = self.lipschitz(lambda op: 0.0, *reaches)
+        underflow = entries * TINY * (1 + math.prod(self.window) / Fraction(self.divisor))
+        return in_range(gamma(math.prod(self.window)) * size + underflow)
+
+    @property
+    def how(self) -> str:
+        return "√window/divisor, as its rows are orthogonal"

@@ -1,0 +1,39 @@
+"""Scalar functions that do not decrease, by name: the σ of a Convex Potential Layer."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class Monotone(NamedTuple):
+    """A scalar function σ with slopes in [low, high] and |σ| ≤ sup, applied to each entry."""
+
+    function: Callable[[Tensor], Tensor]
+    low: float
+    high: float
+    sup: float = math.inf
+
+
+def _softplus(x: Tensor) -> Tensor:
+    """log(1 + eˣ), as logaddexp: torch's softplus jumps at its threshold."""
+    return torch.logaddexp(x, torch.zeros_like(x))
+
+
+MONOTONE: dict[str, Monotone] = {
+    "relu": Monotone(torch.relu, 0.0, 1.0),
+    "softplus": Monotone(_softplus, 0.0, 1.0),
+    "tanh": Monotone(torch.tanh, 0.0, 1.0, sup=1.0),
+    "sigmoid": Monotone(torch.sigmoid, 0.0, 0.25, sup=1.0),
+    "hardtanh": Monotone(F.hardtanh, 0.0, 1.0, sup=1.0),
+}
+
+EXACT = ("relu", "hardtanh")  # exact in floating point, fixing 0, with slopes in [0, 1]
+
+
+def name_of(sigma: Monotone) -> str:
+    """The name of a σ of the table, or "custom"."""
+    return next((name for name, known in MONOTONE.items() if known.function is sigma.function), "custom")

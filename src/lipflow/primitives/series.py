@@ -1,0 +1,91 @@
+"""The exponential of a skew-symmetric operator by its series, as a primitive: SOC."""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from lipflow.operators import Conv2d, Dense, LinearOperator
+from lipflow.operators.certified import CertifiedOperator
+from lipflow.primitives.primitive import Certify, Norm, Primitive, require, require_shape, size_of
+from lipflow.rounding import TINY, U, in_range, sqrt_up
+from lipflow.shapes import Shape
+
+MOST_TERMS = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Series(Primitive):
+    """Σ_{j<k} (hA)ʲ/j! · x with A skew-symmetric to the last bit. L = 1 + (ha)ᵏ/k!, with a ≥ ‖A‖.
+
+    e^{hA} is orthogonal, and e^{iθ} less k terms of its series is at most |θ|ᵏ/k!. Two terms are explicit Euler,
+    I + hA, of norm √(1 + h²a²) exactly; one is I.
+    """
+
+    kind = "series"
+    op: LinearOperator
+    h: float
+    terms: int
+
+    def __post_init__(self) -> None:
+        steps = type(self.terms) is int and 1 <= self.terms <= MOST_TERMS
+        require(steps and 1000 * TINY <= self.h < math.inf and is_skew(self.op), self)
+
+    def out_shape(self, *shapes: Shape) -> Shape:
+        require_shape(shapes == (self.op.in_shape,), self, *shapes)
+        return shapes[0]
+
+    def run(self, *xs: Tensor) -> Tensor:
+        total = term = xs[0]
+        for j in range(1, self.terms):
+            term = self.op(term) * (self.h / j)
+            total = total + term
+        return total
+
+    def lipschitz(self, norm: Norm, *distances: Fraction) -> Fraction:
+        angle = Fraction(self.h) * Fraction(norm(self.op))
+        if self.terms <= 2:
+            return (sqrt_up(1 + angle**2) if self.terms == 2 else 1) * distances[0]
+        return (1 + angle**self.terms / math.factorial(self.terms)) * distances[0]
+
+    def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
+        """Term by term: an error e of the last becomes (h/j)(ae + product error), and h/j and the product round."""
+        assert isinstance(self.op, CertifiedOperator)
+        a, h, (reach,) = Fraction(self.op.norm), Fraction(self.h), reaches
+        size, wrong, total, sums = reach, Fraction(0), Fraction(0), reach
+        for j in range(1, self.terms):
+            scale = h / j
+            wrong = scale * (a * wrong + self.op.apply_error(size + wrong))
+            size = scale * a * size
+            wrong += 4 * U * (size + wrong) + self.op.entries * TINY
+            sums += size + wrong
+            total += wrong + U * sums * (1 + 2 * U) ** self.terms
+        return in_range(total)
+
+    def certified(self, certify: Certify) -> Primitive:
+        return Series(certify(self.op), self.h, self.terms)
+
+    @property
+    def how(self) -> str:
+        angle = f", h‖A‖ = {self.h * self.op.norm:.6g}" if isinstance(self.op, CertifiedOperator) else ""
+        return f"{self.terms} terms{angle}"
+
+    @property
+    def size(self) -> str:
+        return size_of(self.op)
+
+
+def is_skew(op: LinearOperator) -> bool:
+    """Whether the stored weights are skew-symmetric to the last bit."""
+    if isinstance(op, CertifiedOperator):
+        op = op.op
+    if isinstance(op, Dense):
+        return op.weight.shape[0] == op.weight.shape[1] and torch.equal(op.weight, -op.weight.T)
+    if not isinstance(op, Conv2d):
+        return False
+    out, grouped, height, width = op.kernel.shape
+    middles = all(a.stride == 1 and 2 * a.before == 2 * a.after == a.extent - 1 for a in (op.rows, op.columns))
+    blocks = op.kernel.reshape(op.groups, out // op.groups, grouped, height, width)
+    return middles and out == grouped * op.groups and torch.equal(blocks, -blocks.transpose(1, 2).flip(3, 4))

@@ -1,0 +1,35 @@
+"""The shape of one input, and batches of them."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+Shape = tuple[int, ...]
+
+
+def shape_of(in_shape: Shape) -> Shape:
+    """The shape of one input as a tuple; what is no shape is refused."""
+    if not isinstance(in_shape, Sequence) or not all(isinstance(n, int) and n >= 0 for n in in_shape):
+        given = "a tensor (of images x it is x.shape[1:])" if isinstance(in_shape, Tensor) else repr(in_shape)
+        raise ValueError(
+            f"in_shape is the shape of one input, such as (channels, height, width) or (features,), not {given}"
+        )
+    return tuple(in_shape)
+
+
+def require_batch(x: Tensor, in_shape: Shape) -> None:
+    """Refuse what is no batch of inputs of a shape, and say how to make one."""
+    if not isinstance(x, Tensor):
+        kind = type(x).__name__
+        raise TypeError(
+            f"images are a tensor, not {kind}: torch.from_numpy of an array, one batch of a loader at a time"
+        )
+    shape = tuple(x.shape)
+    if shape[1:] == in_shape and shape:
+        return
+    hint = ""
+    if shape == in_shape:
+        hint = "; one image is a batch of one, x[None]"
+    elif x.ndim == 4 and (shape[3], *shape[1:3]) == in_shape:
+        hint = "; channels come first, x.permute(0, 3, 1, 2)"
+    raise ValueError(f"this network takes images (batch, {', '.join(map(str, in_shape))}), not {shape}{hint}")

@@ -1,0 +1,141 @@
+"""The laws that a layer obeys, to be tested with a layer of your own.
+
+    from lipflow.testing import check_layer
+
+    def test_my_layer():
+        check_layer(MyLayer(8), in_shape=(8, 6, 6))
+
+Each law is a function too. All of them work on a float64 copy in evaluation mode, at random inputs.
+"""
+
+import copy
+import math
+import tempfile
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from lipflow import check, record
+from lipflow.bound import lipschitz_bound
+from lipflow.frozen import certify, freeze
+from lipflow.graph import Domain
+from lipflow.shapes import Shape, shape_of
+
+ROUNDING = 1e-11  # of float64 Jacobians and norms of a few hundred entries, relatively
+REACH = 20.0  # no input is longer than this
+
+
+def check_layer(layer: nn.Module, in_shape: Shape, certified: bool = True) -> None:
+    """Raise an AssertionError if a layer breaks a law, and a LoweringError if it cannot be lowered.
+
+    Its Jacobians are at most as large as the bound that `lipflow.lipschitz_bound` derives, no pair of inputs is
+    stretched more, its derivatives are right, images of a batch do not mix, and memory layouts do not matter. If it is
+    to be `certified`, it can also be frozen, saved and checked, and no certified point can be attacked.
+    """
+    shape = shape_of(in_shape)
+    layer = copy.deepcopy(layer).double().eval()
+    layer(inputs(shape, 1))  # layers that learn their input size from the first batch
+    jacobian_within_bound(layer, shape)
+    pairs_never_stretched(layer, shape)
+    gradients_are_right(layer, shape)
+    batches_and_layouts(layer, shape)
+    if certified:
+        certificates_hold(layer, shape)
+
+
+def inputs(shape: Shape, count: int, seed: int = 0) -> Tensor:
+    """Random inputs of norm at most REACH."""
+    generator = torch.Generator().manual_seed(seed)
+    return _inside(torch.randn(count, *shape, generator=generator, dtype=torch.float64))
+
+
+def box(reach: float = REACH) -> Domain:
+    """A box that holds all inputs of norm at most `reach`."""
+    return -reach, reach
+
+
+def jacobian_within_bound(layer: nn.Module, shape: Shape) -> None:
+    """The norm of the Jacobian at every point is at most L."""
+    bound = lipschitz_bound(layer, shape, box())
+    for x in inputs(shape, 6, seed=1):
+        jacobian = torch.autograd.functional.jacobian(lambda v: layer(v[None])[0].flatten(), x)
+        assert isinstance(jacobian, Tensor)
+        norm = float(torch.linalg.matrix_norm(jacobian.flatten(1), 2))
+        assert norm <= bound.lipschitz * (1 + ROUNDING), f"‖J‖ = {norm}, above {bound}"
+
+
+def pairs_never_stretched(layer: nn.Module, shape: Shape) -> None:
+    """‖f(x) - f(y)‖ ≤ L‖x - y‖ + 2ε for random pairs, and for pairs that gradient ascent made as bad as it could."""
+    bound = lipschitz_bound(layer, shape, box())
+    assert math.isfinite(bound.tolerance), f"ε is not finite: {bound}"
+    x, y = inputs(shape, 8, seed=2), inputs(shape, 8, seed=3)
+    for _ in range(12):
+        x, y = x.detach().requires_grad_(), y.detach().requires_grad_()
+        apart, images = (x - y).flatten(1).norm(dim=1), (layer(x) - layer(y)).flatten(1).norm(dim=1)
+        allowed = bound.lipschitz * apart * (1 + ROUNDING) + 2 * bound.tolerance
+        assert bool((images <= allowed).all()), f"stretched by {float((images / apart).max())}, above {bound}"
+        gx, gy = torch.autograd.grad((images / apart).sum(), (x, y))
+        with torch.no_grad():
+            x, y = _inside(x + 0.5 * _unit(gx)), _inside(y + 0.5 * _unit(gy))
+
+
+def gradients_are_right(layer: nn.Module, shape: Shape, fast: bool = False) -> None:
+    """Derivatives in the input and in every parameter, backward and forward, against finite differences.
+
+    Entry by entry; if `fast`, along random directions.
+    """
+    x = inputs(shape, 2, seed=4)
+    gradcheck = partial(torch.autograd.gradcheck, check_forward_ad=True, fast_mode=fast)
+    assert gradcheck(layer, (x.requires_grad_(),))
+    names = [n for n, p in layer.named_parameters() if p.requires_grad]
+    if names:
+        values = tuple(p.detach().clone().requires_grad_() for p in layer.parameters() if p.requires_grad)
+
+        def of_parameters(*parameters: Tensor) -> Tensor:
+            return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x.detach(),))
+
+        assert gradcheck(of_parameters, values)
+
+
+def batches_and_layouts(layer: nn.Module, shape: Shape) -> None:
+    """float32 agrees with float64; channels-last, single inputs and empty batches change nothing but rounding."""
+    x = inputs(shape, 3, seed=8)
+    y = layer(x)
+    if x.ndim == 4:
+        torch.testing.assert_close(layer(x.contiguous(memory_format=torch.channels_last)), y, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(layer(x[:1]), y[:1], rtol=1e-9, atol=1e-9)
+    assert layer(x[:0]).shape == (0, *y.shape[1:])
+    single = copy.deepcopy(layer).float()
+    assert single(x.float()).dtype == torch.float32
+    torch.testing.assert_close(single(x.float()).double(), y, rtol=1e-3, atol=1e-3)
+
+
+def certificates_hold(layer: nn.Module, shape: Shape) -> None:
+    """Frozen, it stretches no more than it says, the checker accepts its file, and attacks find no certified point."""
+    from lipflow.attack import pgd  # it is not needed to bound a layer
+
+    frozen = freeze(nn.Sequential(layer, nn.Flatten()), shape)
+    x = torch.rand(3, *shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    for one in x:
+        copies = one.expand(frozen.classes, *shape).clone().requires_grad_()
+        rows = torch.autograd.grad(frozen(copies).diagonal().sum(), copies)[0].flatten(1)
+        norm = float(torch.linalg.matrix_norm(rows, 2))
+        # What an iteration leaves unsolved counts in E and not in L, so that a Jacobian may be above L by a little.
+        assert norm <= frozen.lipschitz * (1 + 1e-7), f"frozen, ‖J‖ = {norm}, above L = {frozen.lipschitz}"
+    found = certify(frozen, x)
+    inside = found.radius.clamp(max=1e6) * (1 - 1e-9)
+    assert not bool(pgd(frozen, x, found.label, [inside]).success.any()), "an attack found a certified point"
+    with tempfile.TemporaryDirectory() as folder:
+        record.write(folder, frozen, found, x, found.label)
+        check.check(folder, full=True)
+
+
+def _unit(x: Tensor) -> Tensor:
+    norms = x.flatten(1).norm(dim=1).reshape(-1, *[1] * (x.ndim - 1))
+    return x / norms.clamp_min(1e-300)
+
+
+def _inside(x: Tensor) -> Tensor:
+    norms = x.flatten(1).norm(dim=1).reshape(-1, *[1] * (x.ndim - 1))
+    return x * (REACH / norms.clamp_min(REACH))

@@ -1,0 +1,454 @@
+"""Lowering is running: what a network computes is what its graph computes, and what cannot be seen is refused."""
+
+import copy
+import math
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import lipflow
+from lipflow import LoweringError, lipschitz_bound
+from lipflow.graph import LOWERINGS, lower
+from lipflow.node import Node
+from lipflow.primitives import Affine, Pointwise, Sum
+from lipflow.primitives.declared import declared
+
+
+class Calls(nn.Module):
+    """A module that calls a function of itself and its input."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(2 * torch.eye(4))
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+def kinds(graph) -> list[str]:
+    return [v.primitive.kind for v in graph.vertices]
+
+
+def refused(function, words: str, shape=(4,)) -> None:
+    with pytest.raises(LoweringError, match=words or None):
+        lower(Calls(function), shape)
+
+
+def constant_of(function, shape=(4,)) -> float:
+    return lipschitz_bound(Calls(function), shape).lipschitz
+
+
+# 1. What bypasses the mode cannot compute
+
+
+def in_a_thread(module, x):
+    found = []
+
+    def run():
+        try:
+            found.append(x * 2)
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
+
+
+def with_a_view_from_before(module, x):
+    zeros = torch.zeros(2, 8, dtype=x.dtype)
+    view = zeros[:, :4]
+    zeros[:, :4] = x
+    return view + x
+
+
+LEAKS = {
+    "vmap": lambda m, x: torch.vmap(lambda v: v * 2)(x),
+    "jit": lambda m, x: torch.jit.script(_tripled)(x),
+    "torch.func.grad": lambda m, x: torch.func.grad(lambda v: (v * v).sum())(x),
+    "torch.func.jvp": lambda m, x: torch.func.jvp(lambda v: 2 * v, (x,), (x,))[0],
+    "another thread": in_a_thread,
+    ".data": lambda m, x: x.data * 2,
+    ".T": lambda m, x: (x.T * 2).T,
+    "torch.Tensor(x)": lambda m, x: torch.Tensor(x) * 2,
+    "torch.tensor(x)": lambda m, x: torch.tensor(x) * 2,
+    "numpy": lambda m, x: torch.from_numpy(x.numpy() * 2),
+    "tolist": lambda m, x: torch.tensor(x.tolist()),
+    "item": lambda m, x: x * x[0, 0].item(),
+    "a condition": lambda m, x: x if x.max() > 0 else 2 * x,
+    "a comparison": lambda m, x: x if (x > 0).all() else 2 * x,
+    "==": lambda m, x: x * (x == 3),
+    "deepcopy": lambda m, x: copy.deepcopy(x) * 2,
+    "its storage": lambda m, x: torch.empty(0, dtype=x.dtype).set_(x.untyped_storage()),
+    "aten": lambda m, x: torch.ops.aten.mul(x, 2.0),
+    "a view from before": with_a_view_from_before,
+}
+
+
+def _tripled(x: Tensor) -> Tensor:
+    return x * 3
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", LEAKS)
+def test_what_leaks_past_the_mode_is_refused(name):
+    refused(LEAKS[name], "")
+
+
+def test_a_view_from_before_holds_no_numbers():
+    """The probe would refuse it too, but for views that the output hardly depends on."""
+    refused(with_a_view_from_before, "a constant is NaN")
+
+
+def test_a_node_holds_no_numbers():
+    """Were it zeros that could be computed with, `x + constant` with L = 1 would come out of every leak."""
+    seen = []
+    lower(Calls(lambda m, x: seen.append(x) or x * 2), (4,))
+    with pytest.raises(LoweringError, match="outside of what lowering sees"):
+        _ = seen[0] + 1
+    assert isinstance(seen[0], Node)
+
+
+MIXES = {
+    "flip": lambda m, x: x.flip(0),
+    "one image for both": lambda m, x: x[[0, 0]],
+    "one image": lambda m, x: x + x[0],
+    "iteration": lambda m, x: torch.stack(list(x)),
+    "reshape": lambda m, x: x.reshape(4, 2).reshape(2, 4),
+    "a constant of each image": lambda m, x: x + torch.arange(2.0, dtype=x.dtype)[:, None],
+    "broadcasting": lambda m, x: x[:, None] + x,
+}
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_what_mixes_the_images_of_a_batch_is_refused(name):
+    refused(MIXES[name], "images of a batch|a constant differs")
+
+
+def test_squeezing_keeps_the_batch():
+    assert constant_of(lambda m, x: x.squeeze()[..., None], shape=(1,)) == 1
+
+
+def test_constants_are_finite():
+    refused(lambda m, x: x + math.nan, "NaN or infinite")
+    refused(lambda m, x: x * m.weight.new_full((4,), math.inf), "NaN or infinite")
+    refused(lambda m, x: torch.cat([x, x.new_full((2, 1), math.nan)], 1), "NaN or infinite")
+
+
+def test_a_plain_tensor_that_a_node_was_written_into_stands_for_it():
+    def halves(module, x):
+        out = x.new_empty(2, 8)
+        out[:, ::2] = x
+        out[:, 1::2] = 2 * x
+        return out
+
+    assert constant_of(halves) == pytest.approx(math.sqrt(5), rel=1e-9)
+    assert constant_of(lambda m, x: torch.ones(2, 4, dtype=x.dtype).add_(x) * 3) == 3
+    refused(lambda m, x: _written(x.new_full((2, 8), math.nan), x), "NaN or infinite")
+
+
+def _written(target, x):
+    target[:, :4] = x
+    return target
+
+
+# 3. A rule names its arguments
+
+
+ARGUMENTS = {
+    "rounding_mode": lambda m, x: torch.div(x, 2, rounding_mode="floor"),
+    "'out'": lambda m, x: torch.add(x, x, out=torch.empty(2, 4, dtype=x.dtype)),
+    "random in training": lambda m, x: F.dropout(x),
+    "deviation of its batch": lambda m, x: F.batch_norm(x, x.new_zeros(4), x.new_ones(4), training=True),
+    "ceil_mode": lambda m, x: F.max_pool2d(x.reshape(2, 1, 2, 2), 2, ceil_mode=True),
+    "float16": lambda m, x: x.to(torch.float16) + 1,
+}
+
+
+@pytest.mark.parametrize("words", ARGUMENTS)
+def test_arguments_without_a_rule_are_refused(words):
+    refused(ARGUMENTS[words], words)
+
+
+def test_arguments_with_a_rule_count():
+    assert constant_of(lambda m, x: torch.add(x, x, alpha=3)) == 4
+    assert constant_of(lambda m, x: torch.sub(x, other=x, alpha=-3)) == 4
+
+
+def test_a_refusal_names_the_function_the_module_and_the_line():
+    model = nn.Sequential(nn.Flatten(), nn.Sequential(Calls(lambda m, x: torch.cumsum(x, 1))))
+    with pytest.raises(LoweringError, match=r"^torch\.cumsum \(in 1\.0; test_lower\.py, line \d+\): it has no rule"):
+        lower(model, (1, 2, 2))
+
+
+def test_a_refusal_is_no_type_error():
+    """Python's operators take a TypeError for a reason to ask the other operand."""
+    assert not issubclass(LoweringError, TypeError)
+
+
+# 4. In-place functions
+
+
+def test_in_place_functions_change_their_own_handle():
+    def block(module, x):
+        y = x @ module.weight
+        y += x
+        return F.relu(y, inplace=True)
+
+    assert constant_of(block) == pytest.approx(3, rel=1e-9)
+    assert kinds(lower(nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True)), (4,))) == ["input", "affine", "pointwise"]
+
+
+def test_a_handle_of_memory_that_was_changed_is_refused():
+    def through_a_view(module, x):
+        y = x * 2
+        part = y[:, :2]
+        part.mul_(100)
+        return y
+
+    def after(module, x):
+        y = x * 2
+        part = y[:, :2]
+        y.mul_(100)
+        return torch.cat([part, y], 1)
+
+    refused(through_a_view, "changed in place")
+    refused(after, "changed in place")
+
+
+def test_a_copy_has_memory_of_its_own():
+    def block(module, x):
+        y = x.clone()
+        y[:, 0] = 0.0
+        return y + x
+
+    assert constant_of(block) == pytest.approx(2, rel=1e-9)
+
+
+# 5. Modules that know more than their parts
+
+
+class Halved(nn.Module):
+    """0.5·x, said to be so by its `lower`."""
+
+    factor = 0.5
+
+    def forward(self, x):
+        return self.factor * x
+
+    def lower(self, x):
+        return Sum([0.5])(x)
+
+
+class Wrong(Halved):
+    """`lower` says 0.5·x, and it computes -0.5·x."""
+
+    def lower(self, x):
+        return Sum([-0.5])(x)
+
+
+class OnlyInTheMiddle(Halved):
+    """`lower` is right near 0 only."""
+
+    def forward(self, x):
+        return 0.5 * x + 0.1 * torch.relu(x - 20)
+
+    def lower(self, x):
+        return Sum([0.5])(x)
+
+
+class Overridden(Halved):
+    """A subclass with a forward of its own, which the inherited `lower` says nothing of."""
+
+    def forward(self, x):
+        return 3 * x
+
+
+def test_lower_is_used_and_hooks_run_around_it():
+    assert lipschitz_bound(Halved(), (4,)).lipschitz == 0.5
+    layer = Halved()
+    layer.register_forward_hook(lambda module, args, output: 3 * output)
+    assert lipschitz_bound(layer, (4,)).lipschitz == 1.5
+    layer.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+    assert lipschitz_bound(layer, (4,)).lipschitz == 3
+    assert "forward" not in vars(layer)
+
+
+def test_lower_counts_only_for_the_forward_that_it_stands_beside():
+    assert lipschitz_bound(Overridden(), (4,)).lipschitz == 3
+
+
+def test_a_class_that_cannot_be_changed_has_a_lowering_in_the_table(monkeypatch):
+    class Theirs(nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.softsign(x)  # slopes in (0, 1]
+
+    with pytest.raises(LoweringError, match="softsign"):
+        lower(Theirs(), (4,))
+    monkeypatch.setitem(LOWERINGS, Theirs, lambda module, x: declared(x, "Theirs", F.softsign, lambda norm: 1.0))
+    assert lipschitz_bound(Theirs(), (4,)).lipschitz == 1
+
+
+def test_nothing_is_left_on_a_network():
+    network = lipflow.build("cpl-digits", in_shape=(1, 4, 4)).train()
+    before = {name: t.clone() for name, t in network.state_dict().items()}
+    for live in (False, True):
+        lower(network, network.in_shape, live=live)
+    assert all(module.training for module in network.modules())
+    assert all("forward" not in vars(module) and not module._forward_hooks for module in network.modules())
+    assert all(torch.equal(before[name], t) for name, t in network.state_dict().items())
+    assert torch.get_default_dtype() == torch.float32
+
+
+# 6. The probe
+
+
+class Random(nn.Module):
+    def forward(self, x):
+        return x + torch.randn(x.shape[1:], dtype=x.dtype)
+
+
+class OfTheBatch(nn.Module):
+    """It was written for batches of two."""
+
+    def forward(self, x):
+        return x * (1.0 if len(x) == 2 and isinstance(x, Node) else 2.0)
+
+
+@pytest.mark.parametrize("module", [Wrong(), OnlyInTheMiddle(), Random(), OfTheBatch()], ids=lambda m: type(m).__name__)
+def test_a_graph_that_computes_something_else_is_refused_by_name(module):
+    chain = nn.Sequential(nn.Flatten(), nn.Sequential(module), nn.ReLU())
+    with pytest.raises(LoweringError, match=r"^1\.0 \(\w+\) computes something else"):
+        lower(chain, (4,))
+    with pytest.raises(LoweringError, match="computes something else"):
+        lipflow.freeze(chain, in_shape=(4,))
+
+
+def test_what_cannot_be_copied_is_lowered_as_it_is():
+    class Uncopied(nn.Linear):
+        def __deepcopy__(self, memo):
+            raise RuntimeError("no copies")
+
+    layer = Uncopied(4, 3).train()
+    before = layer.weight.detach().clone()
+    graph = lower(nn.Sequential(layer), (4,))
+    assert "its own float32" in graph.note
+    assert layer.training
+    assert torch.equal(layer.weight, before)
+    assert layer.weight.dtype == torch.float32
+
+
+def test_what_computes_in_float32_is_lowered_so():
+    class Single(nn.Module):
+        """Its matrix is no parameter, so that no copy in float64 reaches it."""
+
+        def __init__(self):
+            super().__init__()
+            self.matrix = torch.randn(3, 4)
+
+        def forward(self, x):
+            return x.float() @ self.matrix.T
+
+    module = Single()
+    graph = lower(module, (4,))
+    assert "its own float32" in graph.note
+    exact = float(torch.linalg.matrix_norm(module.matrix.double(), 2))
+    assert lipschitz_bound(module, (4,)).lipschitz == pytest.approx(exact, rel=1e-6)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return 2 * grads[0]
+
+
+def test_autograd_functions_and_checkpoints_are_seen_through():
+    assert constant_of(lambda m, x: Doubled.apply(x)) == 2
+    assert constant_of(lambda m, x: checkpoint(lambda v: v @ m.weight, x, use_reentrant=False)) == pytest.approx(2)
+
+
+def test_errors_of_the_network_itself_stay_what_they_are():
+    with pytest.raises(LoweringError, match=r"linear \(in 1.*does not take an input of shape \(64,\)"):
+        lower(nn.Sequential(nn.Flatten(), nn.Linear(60, 3)), (1, 8, 8))
+    with pytest.raises(LoweringError, match="returns a tuple"):
+        lower(Calls(lambda m, x: (x, x)), (4,))
+    with pytest.raises(LoweringError, match="does not depend on its input"):
+        lower(Calls(lambda m, x: torch.ones(2, 4)), (4,))
+
+
+# 7. Contents once
+
+
+def test_equal_contents_are_one_object():
+    layer = nn.Linear(4, 4)
+    twin = copy.deepcopy(layer)
+    graph = lower(nn.Sequential(layer, nn.ReLU(), twin, nn.ReLU(), layer), (4,))
+    affine = [v.primitive for v in graph.vertices if isinstance(v.primitive, Affine)]
+    assert len(affine) == 3
+    assert len({id(p) for p in affine}) == 1
+    assert len({id(v.primitive) for v in graph.vertices if isinstance(v.primitive, Pointwise)}) == 1
+
+
+def test_a_norm_is_bounded_once(monkeypatch):
+    counted = []
+    real = lipflow.operators.certified.norm_certificate
+    monkeypatch.setattr("lipflow.operators.certified.norm_certificate", lambda op: counted.append(op) or real(op))
+    layer = nn.Linear(4, 4)
+    lipflow.freeze(nn.Sequential(layer, nn.ReLU(), copy.deepcopy(layer), nn.ReLU(), layer), in_shape=(4,))
+    assert len(counted) == 1
+
+
+def test_the_same_computation_is_one_vertex():
+    graph = lower(Calls(lambda m, x: torch.relu(x @ m.weight) + torch.relu(x @ m.weight)), (4,))
+    assert kinds(graph) == ["input", "affine", "pointwise", "sum"]
+    assert graph.output.primitive.coefficients == [2.0]
+
+
+# Whole networks
+
+
+class TwoBranches(nn.Module):
+    """Nothing of lipflow in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(3, 4, 1)
+        self.norm = nn.BatchNorm2d(8)
+        self.last = nn.Linear(8 * 4, 5)
+
+    def forward(self, x):
+        y = torch.cat([torch.relu(self.left(x)), self.right(x)], 1)
+        y = F.max_pool2d(self.norm(y), 2)
+        return self.last(F.dropout(y, training=self.training).flatten(1))
+
+
+def test_a_network_of_anybody_is_frozen_as_it_is():
+    torch.manual_seed(0)
+    model = TwoBranches()
+    model(torch.randn(8, 3, 4, 4))  # running statistics that are not the first ones
+    frozen = lipflow.freeze(model, in_shape=(3, 4, 4))
+    x = torch.rand(5, 3, 4, 4)
+    torch.testing.assert_close(frozen(x), copy.deepcopy(model).double().eval()(x.double()), rtol=1e-12, atol=1e-12)
+    assert model.training
+
+
+@pytest.mark.parametrize("name", ["cpl-digits", "cpl-fast", "soc-10"])
+def test_lowering_does_not_move_the_norm_estimates_of_a_live_network(name):
+    sizes = {"cpl-digits": {}, "cpl-fast": {}, "soc-10": dict(channels=2, stages=2, block=1)}[name]
+    shape = {"cpl-digits": (1, 4, 4), "cpl-fast": (1, 8, 8), "soc-10": (1, 4, 4)}[name]
+    network = lipflow.build(name, classes=3, in_shape=shape, **sizes)
+    first, second = (lower(network, shape) for _ in range(2))
+    x = torch.rand(2, *shape, dtype=torch.float64)
+    assert torch.equal(first.run(x), second.run(x))

@@ -1,0 +1,371 @@
+"""Graphs of primitives, wired by hand and at random: vertices are shared, and nothing is joined or left out.
+
+Lowering brings graphs into a normal form. Files may hold any other one, and the constants must be right for it too.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import lipflow
+from lipflow import blocks
+from lipflow.frozen import Frozen
+from lipflow.graph import UNIT, Domain, Graph
+from lipflow.node import Vertex
+from lipflow.operators import Conv2d, Dense, FourierMultiplier
+from lipflow.operators.certified import CertifiedOperator, certify
+from lipflow.primitives import (
+    MONOTONE,
+    Affine,
+    AvgPool,
+    Constant,
+    Descent,
+    Gather,
+    GroupSort,
+    Householder,
+    Input,
+    MaxPool,
+    Pointwise,
+    Primitive,
+    Proximal,
+    Scale,
+    Series,
+    Sum,
+)
+
+Shape = tuple[int, ...]
+Step = tuple[Primitive, tuple[int, ...]]  # a primitive, and the places of its inputs; 0 is the input of the network
+DOMAINS: list[Domain] = [UNIT, (-1.0, 1.0), (2.0, 5.0), (-30.0, 0.5), (0.1, 0.1 + 2.0**-30), (-1e6, 1e6)]
+
+
+def wired(shape: Shape, *steps: Step, domain: Domain = UNIT) -> Frozen:
+    """A frozen network of certified primitives, vertex by vertex."""
+    vertices = [Vertex(Input(shape), (), shape, "")]
+    for p, places in steps:
+        inputs = tuple(vertices[place] for place in places)
+        vertices.append(Vertex(p, inputs, p.out_shape(*(v.shape for v in inputs)), f"v{len(vertices)}"))
+    return Frozen.of(Graph(tuple(vertices)), domain)
+
+
+def chain(shape: Shape, *primitives: Primitive, domain: Domain = UNIT) -> Frozen:
+    """A frozen network of certified primitives, one after the other."""
+    return wired(shape, *((p, (i,)) for i, p in enumerate(primitives)), domain=domain)
+
+
+def rebuilt(frozen: Frozen, change: Callable[[Primitive], Primitive]) -> Frozen:
+    """The same graph of other primitives."""
+    new: dict[int, Vertex] = {}
+    for v in frozen.graph.vertices:
+        new[id(v)] = Vertex(change(v.primitive), tuple(new[id(i)] for i in v.inputs), v.shape, v.name)
+    return Frozen.of(Graph(tuple(new.values())), frozen.domain)
+
+
+def primitives(frozen: Frozen, kind: str = "") -> list:
+    """The primitives of a network after its input, of one kind or of all."""
+    return [v.primitive for v in frozen.graph.vertices[1:] if kind in ("", v.primitive.kind)]
+
+
+def points(frozen: Frozen, count: int, seed: int = 0) -> Tensor:
+    """Random points of the domain: half of them inside, half of them corners."""
+    low, high = frozen.domain
+    x = torch.rand(count, *frozen.in_shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    x[count // 2 :] = x[count // 2 :].round()
+    return (low + (high - low) * x).clamp(low, high)
+
+
+# Random primitives
+
+
+class Draw(NamedTuple):
+    """Random numbers of one generator."""
+
+    generator: torch.Generator
+
+    def integer(self, low: int, high: int) -> int:
+        """Both included."""
+        return int(torch.randint(low, high + 1, (), generator=self.generator))
+
+    def choose(self, options: list):
+        return options[self.integer(0, len(options) - 1)]
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator, dtype=torch.float64)
+
+
+COEFFICIENTS = [1.0, -1.0, 0.5, 0.3, -1.7, 2.0, 1 / 3, 0.0]
+
+
+def dense(draw: Draw, into: int) -> CertifiedOperator:
+    return certify(Dense(draw.normal(draw.integer(1, 4), into)))
+
+
+def convolution(draw: Draw, shape: Shape) -> CertifiedOperator:
+    kernel = draw.normal(draw.integer(1, 2), shape[0], *(draw.integer(1, min(2, n)) for n in shape[1:]))
+    return certify(Conv2d(kernel, (shape[1], shape[2]), draw.integer(0, 1), draw.choose(["zeros", "circular"])))
+
+
+def transposed(draw: Draw, shape: Shape) -> CertifiedOperator:
+    kernel = draw.normal(shape[0], draw.integer(1, 2), 2, 2)
+    return certify(Conv2d(kernel, (shape[1] + 1, shape[2] + 1), 0)).certified_adjoint()
+
+
+def fourier(draw: Draw, shape: Shape) -> CertifiedOperator:
+    height, width = shape[1:]
+    matrices = torch.complex(*(draw.normal(height, width // 2 + 1, 2, shape[0]) for _ in range(2)))
+    return certify(FourierMultiplier(matrices, (height, width)))
+
+
+def operator(draw: Draw, shape: Shape) -> CertifiedOperator:
+    return dense(draw, *shape) if len(shape) == 1 else convolution(draw, shape)
+
+
+def biased(draw: Draw, op: CertifiedOperator) -> Affine:
+    return Affine(op, draw.normal(op.out_shape[0]) if draw.integer(0, 1) else None)
+
+
+def scale(draw: Draw, shape: Shape) -> Scale:
+    return Scale(draw.normal(*draw.choose([shape, shape[:1]])))
+
+
+def descent(draw: Draw, shape: Shape) -> Descent:
+    op = operator(draw, shape)
+    return Descent(op, draw.normal(op.out_shape[0]), MONOTONE[draw.choose(["relu", "hardtanh"])], 2 / op.norm**2)
+
+
+def proximal(draw: Draw, shape: Shape) -> Proximal:
+    op = operator(draw, shape)
+    tau = 2 / (2 + op.norm**2) * (1 - 2.0**-30)
+    return Proximal(op, draw.normal(op.out_shape[0]), MONOTONE["relu"], 1.0, tau, 3, False)
+
+
+def series(draw: Draw, shape: Shape) -> Series:
+    m = draw.normal(*shape, *shape)
+    return Series(certify(Dense((m - m.T) / 2)), 0.7, draw.integer(1, 5))
+
+
+def householder(draw: Draw, shape: Shape) -> Householder:
+    angle = draw.normal(shape[0] // 2)
+    return Householder(angle.sin(), angle.cos())
+
+
+def gather(draw: Draw, shapes: list[Shape], out: Shape) -> Gather:
+    sizes = [math.prod(shape) for shape in shapes]
+    return Gather(torch.randint(-1, sum(sizes), out, generator=draw.generator), sizes)
+
+
+def _vector(shape: Shape) -> bool:
+    return len(shape) == 1
+
+
+def _image(shape: Shape) -> bool:
+    return len(shape) == 3
+
+
+def _pairs(shape: Shape) -> bool:
+    return shape[0] % 2 == 0
+
+
+Make = Callable[[Draw, Shape], Primitive]
+# Primitives of one input, and the shapes that they take.
+EXACT_ROWS: list[tuple[Make, Callable[[Shape], bool]]] = [  # pairs of classes are carried through these
+    (lambda d, s: biased(d, dense(d, *s)), _vector),
+    (scale, lambda s: True),
+]
+LINEAR: list[tuple[Make, Callable[[Shape], bool]]] = [
+    *EXACT_ROWS,
+    (lambda d, s: biased(d, convolution(d, s)), _image),
+    (lambda d, s: biased(d, transposed(d, s)), _image),
+    (lambda d, s: AvgPool((d.integer(1, s[1]), d.integer(1, s[2])), d.choose([1.0, 3.0, 4.0])), _image),
+    (series, _vector),
+]
+ALL: list[tuple[Make, Callable[[Shape], bool]]] = [
+    *LINEAR,
+    (lambda d, s: biased(d, fourier(d, s)), _image),
+    (lambda d, s: MaxPool((2, 1), (1, 1), (1, 0), (1, 1)), _image),
+    (lambda d, s: Pointwise(d.choose(["relu", "abs", "hardtanh"])), lambda s: True),
+    (lambda d, s: GroupSort(2), _pairs),
+    (householder, _pairs),
+    (descent, lambda s: True),
+    (proximal, lambda s: True),
+]
+
+
+def random_graph(seed: int, kinds: list = ALL, domain: Domain | None = None, classes: int = 3) -> Frozen:
+    """A network of some 8 vertices that share inputs, and ends in scores that are gathered from several of them."""
+    draw = Draw(torch.Generator().manual_seed(seed))
+    shape = draw.choose([(3,), (4,), (2, 2, 3), (1, 3, 2)])
+    shapes: list[Shape] = [shape]
+    steps: list[Step] = []
+
+    def add(p: Primitive, *places: int) -> None:
+        steps.append((p, places))
+        shapes.append(p.out_shape(*(shapes[place] for place in places)))
+
+    while len(steps) < 6:
+        place, way = draw.integer(max(0, len(shapes) - 4), len(shapes) - 1), draw.integer(0, 9)
+        taken = shapes[place]
+        if way == 0:
+            add(Constant(draw.normal(*taken)))
+        elif way <= 2:
+            alike = [i for i, other in enumerate(shapes) if other == taken]
+            places = [place, *(draw.choose(alike) for _ in range(draw.integer(0, 2)))]
+            add(Sum([draw.choose(COEFFICIENTS) for _ in places]), *places)
+        elif way <= 4:
+            places = [place, *(draw.integer(0, len(shapes) - 1) for _ in range(draw.integer(0, 2)))]
+            out = draw.choose([(draw.integer(1, 5),), (draw.integer(1, 2), 2, draw.integer(1, 3))])
+            add(gather(draw, [shapes[i] for i in places], out), *places)
+        else:
+            add(draw.choose([make for make, takes in kinds if takes(taken)])(draw, taken), place)
+    for _ in range(2):  # two vectors of the same vertices, and the scores of both
+        places = sorted({draw.integer(0, len(shapes) - 1), len(shapes) - 1, len(shapes) - 2})
+        add(gather(draw, [shapes[i] for i in places], (4,)), *places)
+    last = len(shapes) - 1
+    add(Affine(certify(Dense(draw.normal(classes, 4))), draw.normal(classes)), last - 1)
+    add(Affine(certify(Dense(draw.normal(classes, 4))), None), last)
+    add(Sum([draw.choose([1.0, 0.7]), -0.3]), last + 1, last + 2)
+    return wired(shape, *steps, domain=draw.choose(DOMAINS) if domain is None else domain)
+
+
+# Modules with branches
+
+
+class Of(nn.Module):
+    """A function of an input and of some modules."""
+
+    def __init__(self, function: Callable[..., Tensor], *parts: nn.Module) -> None:
+        super().__init__()
+        self.function, self.parts = function, nn.ModuleList(parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, *self.parts)
+
+
+def _layer(into: int = 4, out: int = 4) -> nn.Module:
+    return nn.Sequential(nn.Linear(into, 5), nn.ReLU(), nn.Linear(5, out))
+
+
+def _three_times(x: Tensor, f: nn.Module, g: nn.Module) -> Tensor:
+    y = f(x)
+    return g(y) + 0.3 * y - y.abs()
+
+
+def _densely_joined(x: Tensor, f: nn.Module, g: nn.Module) -> Tensor:
+    y = torch.cat([x, f(x)], 1)
+    return torch.cat([g(y), y], 1)
+
+
+def _difference_and_sum(x: Tensor, f: nn.Module, g: nn.Module) -> Tensor:
+    a, b = f(x), g(x)
+    return (a - b) + 0.7 * (a + b) - a
+
+
+def _written(x: Tensor, f: nn.Module) -> Tensor:
+    y = x.clone()
+    y[:, 0] = f(x)[:, 1]
+    y[:, 2:] = y[:, 2:] + x[:, :2]
+    return y
+
+
+def _down_and_up(x: Tensor, down: nn.Module, up: nn.Module, last: nn.Module) -> Tensor:
+    y = torch.relu(down(x))
+    return last(torch.cat([x, up(y)], 1).flatten(1))
+
+
+def _two_scales(x: Tensor, f: nn.Module) -> Tensor:
+    small = nn.functional.avg_pool2d(x, 2)
+    large = nn.functional.interpolate(small, scale_factor=2)
+    return f((x - large).abs()).flatten(1) + small.repeat(1, 4, 1, 1).flatten(1)[:, :3]
+
+
+def _heads(x: Tensor, f: nn.Module, g: nn.Module, h: nn.Module) -> Tensor:
+    """Two linear heads on the same features, and a third on the pixels."""
+    y = torch.relu(f(x))
+    return (g(y) + h(x)) / 2 + g(y.flip(1)) / 4
+
+
+MODULES: dict[str, tuple[Callable[[], nn.Module], Shape]] = {
+    "mean of x and f(x)": (lambda: Of(lambda x, f: (x + f(x)) / 2, _layer()), (4,)),
+    "mean of x and a convex potential layer": (
+        lambda: Of(lambda x, f: (x + f(x)) / 2, lipflow.cpl_dense(4, 5, h=0.5)),
+        (4,),
+    ),
+    "branches side by side": (
+        lambda: Of(lambda x, f, g: torch.cat([f(x), g(x), x[:, :1]], 1), _layer(4, 2), _layer(4, 3)),
+        (4,),
+    ),
+    "a value used three times": (lambda: Of(_three_times, _layer(), _layer()), (4,)),
+    "sums of the same branches": (lambda: Of(_difference_and_sum, _layer(), _layer()), (4,)),
+    "densely joined": (lambda: Of(_densely_joined, _layer(4, 2), _layer(6, 2)), (4,)),
+    "slices and flips": (lambda: Of(lambda x, f: f(x[:, 1:] - x[:, :-1]) + 0.3 * x.flip(1), _layer(3, 4)), (4,)),
+    "entries many times": (lambda: Of(lambda x, f: f(torch.cat([x, x, x.roll(1, 1)], 1)), _layer(12, 3)), (4,)),
+    "the greater of two branches": (lambda: Of(lambda x, f, g: torch.maximum(f(x), g(x)), _layer(), _layer()), (4,)),
+    "written into": (lambda: Of(_written, _layer()), (4,)),
+    "constants": (lambda: Of(lambda x, f: f(x) * torch.tensor([1.0, -2.0, 0.25, 0.125]) + 0.7 - x, _layer()), (4,)),
+    "three heads": (lambda: Of(_heads, nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(4, 3)), (4,)),
+    "down and up": (
+        lambda: Of(_down_and_up, nn.Conv2d(1, 2, 2, stride=2), nn.ConvTranspose2d(2, 1, 2, stride=2), nn.Linear(32, 3)),
+        (1, 4, 4),
+    ),
+    "two scales": (lambda: Of(_two_scales, nn.Sequential(nn.Flatten(), nn.Linear(16, 3))), (1, 4, 4)),
+    "mean over mirror images": (
+        lambda: nn.Sequential(blocks.Mirrored(lipflow.cpl_conv(1, 3, h=0.5), nn.Flatten()), nn.Linear(12, 3)),
+        (1, 3, 4),
+    ),
+    "batch normalisation": (
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 2), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)),
+        (1, 3, 4),
+    ),
+}
+
+
+class Tangle(nn.Module):
+    """Some values of 4 features, each of two that came before; scores of three of them."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        draw = Draw(torch.Generator().manual_seed(seed))
+        self.layers = nn.ModuleList(draw.choose(LAYERS)() for _ in range(6))
+        self.plan = [(draw.integer(0, i), draw.integer(0, i), draw.integer(0, len(WAYS) - 1)) for i in range(6)]
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = [x]
+        for layer, (a, b, way) in zip(self.layers, self.plan, strict=True):
+            values.append(WAYS[way](layer(values[a]), values[b]))
+        return self.head(values[-1]) - 0.3 * values[-2][:, 1:] + values[-3].flip(1)[:, :3]
+
+
+LAYERS: list[Callable[[], nn.Module]] = [
+    lambda: nn.Linear(4, 4),
+    lambda: nn.Linear(4, 4, bias=False),
+    nn.ReLU,
+    nn.Identity,
+    blocks.MaxMin,
+    lambda: blocks.Householder(4),
+    lambda: lipflow.cpl_dense(4, 3, h=0.5),
+    lambda: lipflow.soc_dense(4, 4),
+]
+WAYS: list[Callable[[Tensor, Tensor], Tensor]] = [
+    lambda a, b: (a + b) / 2,
+    lambda a, b: a - 0.3 * b,
+    lambda a, b: torch.cat([a[:, ::2], b[:, 2:]], 1),
+    lambda a, b: torch.cat([a, b, a], 1)[:, 3:7],
+    lambda a, b: a.flip(1) + b.roll(1, 1),
+    lambda a, b: torch.minimum(a, b),
+    lambda a, b: torch.cat([a[:, :1].expand(-1, 2), b[:, 1:3]], 1),
+]
+
+
+def module(name: str | int) -> tuple[nn.Module, Shape]:
+    """A module with branches in float64 and evaluation mode: of a name, or at random of a seed; and its input shape."""
+    torch.manual_seed(0)
+    make, shape = MODULES[name] if isinstance(name, str) else (lambda: Tangle(name), (4,))
+    made = make().double()
+    for part in made.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.running_mean.normal_()
+            part.running_var.uniform_(0.3, 2.0)
+    return made.eval(), shape
