@@ -1,0 +1,45 @@
+"""The SDP-based Lipschitz layer of Araujo et al. 2023, twice: by `forward` alone, and with `lower`.
+
+x - 2Wᵀ T⁻¹ relu(Wx + b) with T diagonal, T_ii = Σ_j |WWᵀ|_ij. As T - WWᵀ is diagonally dominant, WWᵀ ⪯ T, so
+‖T^{-1/2}W‖ ≤ 1. With W' = T^{-1/2}W and b' = T^{-1/2}b the layer is x - 2W'ᵀ relu(W'x + b'), a step of size 2 down a
+convex potential that is ‖W'‖²-smooth: it is 1-Lipschitz.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from lipflow import Node
+from lipflow.operators import Dense
+from lipflow.primitives import MONOTONE, Descent
+
+
+class SDPLayer(nn.Module):
+    """x - 2Wᵀ T⁻¹ relu(Wx + b) on vectors, with nothing of lipflow in it."""
+
+    def __init__(self, features: int, inner: int) -> None:
+        super().__init__()
+        linear = nn.Linear(features, inner)
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def rescaling(self) -> Tensor:
+        """The diagonal of T."""
+        return (self.weight @ self.weight.T).abs().sum(1)
+
+    def forward(self, x: Tensor) -> Tensor:  # (batch, features)
+        inner = torch.relu(nn.functional.linear(x, self.weight, self.bias))
+        return x - 2 * (inner / self.rescaling()) @ self.weight
+
+
+class LoweredSDPLayer(SDPLayer):
+    """The same layer, which says itself what it is.
+
+    lipflow recognises an `SDPLayer` by its parts, so `lower` gains nothing here. Write one for a layer whose parts are
+    worse than the whole.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+    def lower(self, x: Node) -> Node:
+        root = self.rescaling().rsqrt()
+        return Descent(Dense(root[:, None] * self.weight), root * self.bias, MONOTONE["relu"], 2.0)(x)

@@ -1,0 +1,23 @@
+"""A layer whose `lower` does not fit its `forward`."""
+
+import torch
+from torch import Tensor
+
+from lipflow import Node
+from lipflow.operators import Dense
+from lipflow.primitives import MONOTONE, Descent
+from lipflow_layers.sdp import SDPLayer
+
+
+class WrongLayer(SDPLayer):
+    """x - 4Wᵀ T⁻¹ relu(Wx + b), which may stretch by 3, and a `lower` that claims the step 2.
+
+    `lipflow.freeze` runs both on random images, sees that they differ, and refuses the layer by name.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x) - x
+
+    def lower(self, x: Node) -> Node:
+        root = torch.rsqrt(self.rescaling())
+        return Descent(Dense(root[:, None] * self.weight), root * self.bias, MONOTONE["relu"], 2.0)(x)
