@@ -189,8 +189,8 @@ MUTANTS = [
         [
             Edit(
                 "primitives/series.py",
-                "return (1 + angle**self.terms / math.factorial(self.terms)) * distances[0]",
-                "return distances[0]",
+                "angle = Fraction(self.h) * Fraction(norm(self.op))",
+                "angle = Fraction(0)",
             )
         ],
         [FROZEN, "-k", "stretches and skew"],
