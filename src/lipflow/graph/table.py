@@ -134,7 +134,8 @@ INSTEAD: dict[Any, str] = {
     ),
     **dict.fromkeys(
         [F.gelu, F.silu, F.elu, F.leaky_relu, F.softplus, F.prelu, *functions("tanh", "sigmoid", "prelu")],
-        "use torch.relu or lipflow.blocks.MaxMin, or lipflow.Assume(module, bound=...) for lipschitz_bound alone",
+        "it has no rule, as no bound of its rounding is known; use torch.relu or lipflow.blocks.MaxMin, "
+        "or lipflow.Assume(module, bound=...) for lipschitz_bound alone",
     ),
     **dict.fromkeys(
         [

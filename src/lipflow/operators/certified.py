@@ -290,7 +290,7 @@ class CertifiedFourier(CertifiedOperator):
         return y.reshape(batch, out, m, 2, h).permute(0, 1, 4, 3, 2).reshape(batch, out, h, 2 * m) @ self.rows
 
     def adjoint(self, y: Tensor) -> Tensor:
-        raise NotImplementedError("no primitive applies the adjoint of a Fourier multiplier")
+        raise ValueError("the adjoint of a Fourier multiplier has no certified form; use a convolution or a matrix")
 
     @cached_property
     def rows(self) -> Tensor:
@@ -330,7 +330,7 @@ class CertifiedFourier(CertifiedOperator):
         return in_range(wrong)
 
     def adjoint_error(self, reach: Fraction) -> Fraction:
-        raise NotImplementedError("no primitive applies the adjoint of a Fourier multiplier")
+        raise ValueError("the adjoint of a Fourier multiplier has no certified form; use a convolution or a matrix")
 
 
 def row_transform(width: int) -> Tensor:
