@@ -41,6 +41,7 @@ class Mutant(NamedTuple):
 NORM, STRIP, FOLD, LOWER = "operators/norm.py", "operators/strip.py", "graph/fold.py", "graph/lower.py"
 DESCENT, LINEAR, MOVES, RULES = "primitives/descent.py", "primitives/linear.py", "graph/address.py", "graph/rules.py"
 REWRITE, REARRANGE = "graph/rewrite.py", "primitives/rearrange.py"
+MODULES, PROBE = "graph/modules.py", "graph/probe.py"
 TORUS = "least = max(axis.size + axis.before, (axis.outputs - 1) * axis.stride - axis.before + axis.extent)"
 
 MUTANTS = [
@@ -217,7 +218,7 @@ MUTANTS = [
     ),
     Mutant(
         "E folded without L",
-        [Edit(FOLD, "else up(Fraction(carried) + local)", "else up(max(Fraction(k.error) for k in inputs) + local)")],
+        [Edit(FOLD, "else up(Fraction(carried) + added)", "else up(max(Fraction(k.error) for k in inputs) + added)")],
         [f"{SOUNDNESS}/test_enclosure.py", "-k", "carried"],
     ),
     Mutant(
@@ -456,23 +457,57 @@ MUTANTS = [
         [f"{GRAPH}/test_lower.py", "-k", "without_a_rule"],
     ),
     Mutant(
-        "views of memory that was changed",
-        [Edit("node.py", "        if self.version != self.memory.version:", "        if False:")],
-        [f"{GRAPH}/test_lower.py", "-k", "changed"],
+        "views that do not see a change of their base",
+        [Edit("node.py", "and self._base_value is not self.base.vertex:", "and self._base_value is None:")],
+        [f"{GRAPH}/test_lower.py", "-k", "views"],
+    ),
+    Mutant(
+        "a view that is changed alone",
+        [
+            Edit(
+                "node.py",
+                "        if self.base is None or self.places is None:\n            self._value",
+                "        if True:\n            self._value",
+            )
+        ],
+        [f"{GRAPH}/test_lower.py", "-k", "views"],
+    ),
+    Mutant(
+        "complex weights made real",
+        [Edit(MODULES, "torch.complex128 if t.is_complex() else torch.float64", "torch.float64")],
+        [f"{GRAPH}/test_lower.py", "-k", "imaginary"],
+    ),
+    Mutant(
+        "a probe of as many images as a node stands for",
+        [
+            Edit(PROBE, "torch.randn(IMAGES + 1, *graph", "torch.randn(IMAGES, *graph"),
+            Edit(PROBE, "images = IMAGES + 1", "images = IMAGES"),
+        ],
+        [f"{GRAPH}/test_lower.py", "-k", "something_else"],
+    ),
+    Mutant(
+        "an original that is in training mode",
+        [Edit(MODULES, "    module.eval()\n    try:", "    try:")],
+        [f"{GRAPH}/test_lower.py", "-k", "evaluation_mode"],
+    ),
+    Mutant(
+        "a float64 copy that shares its input with the graph",
+        [Edit(PROBE, "x.to(dtype, copy=True)", "x.to(dtype)")],
+        [f"{GRAPH}/test_lower.py", "-k", "views"],
     ),
     Mutant(
         "a lower that a subclass has left behind",
-        [Edit(LOWER, 'or not issubclass(owners["lower"], owners["forward"])', "or False")],
+        [Edit(MODULES, 'or not issubclass(owners["lower"], owners["forward"])', "or False")],
         [f"{GRAPH}/test_lower.py", "-k", "beside"],
     ),
     Mutant(
         "no probe",
-        [Edit(LOWER, "    probe(module, graph, seen, dtype)\n", "")],
+        [Edit(LOWER, "    probe(module, graph, {name", "    _ = (module, graph, {name")],
         [f"{GRAPH}/test_lower.py", "-k", "something_else"],
     ),
     Mutant(
         "a probe at the scale of pixels only",
-        [Edit(LOWER, "SCALES = (1.0, 30.0, 1e-3)", "SCALES = (1.0,)")],
+        [Edit(PROBE, "SCALES = (1.0, 30.0, 1e-3)", "SCALES = (1.0,)")],
         [f"{GRAPH}/test_lower.py", "-k", "something_else"],
     ),
     # Rules and rewrites
@@ -608,7 +643,7 @@ MUTANTS = [
     Mutant(
         "pixels read as 0 at no price",
         [
-            Edit(FOLD, "local = Fraction(size(vertex), 2**126) if rounding else Fraction(0)", "local = Fraction(0)"),
+            Edit(FOLD, "added = Fraction(size(vertex), 2**126) if rounding else Fraction(0)", "added = Fraction(0)"),
             Edit("check.py", "Fraction(entries, 2**126), Fraction(1),", "Fraction(0), Fraction(1),"),
         ],
         [f"{SOUNDNESS}/test_bias_amplification.py", "-k", "pixels"],

@@ -17,7 +17,7 @@ from torch import nn
 
 import lipflow
 from lipflow import blocks, check, record
-from lipflow.frozen import describe
+from lipflow.graph.file import describe
 from lipflow.operators.fourier import phases
 from tests import contract
 from tests.contract import FREEZABLE
@@ -188,7 +188,7 @@ def test_images_of_bytes_are_in_the_domain(domain, tmp_path):
 
 def _network(frozen):
     """A network as the checker holds it, and its own constants: (network, L of each vertex, E of each vertex)."""
-    description, tensors = describe(frozen)
+    description, tensors = describe(frozen.graph, frozen.domain)
     claims = record.claims(frozen, lipflow.certify(frozen, graphs.points(frozen, 1)), {}, "", "")
     arrays = {name: t.numpy() for name, t in tensors.items()}
     network = check.Network(json.loads(json.dumps(description)), arrays, claims)

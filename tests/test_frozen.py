@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import lipflow
 from lipflow import blocks
-from lipflow.frozen import describe
+from lipflow.graph.file import describe
 from lipflow.operators.certified import certify as certify_operator
 from lipflow.primitives import Descent, Series
 from lipflow.primitives.descent import step_size
@@ -299,7 +299,7 @@ def test_what_is_no_classifier_is_frozen_and_not_certified():
     assert frozen.classes == 0
     assert frozen.lipschitz == 1
     assert frozen(torch.rand(2, 1, 4, 4)).shape == (2, 1, 4, 4)
-    with pytest.raises(ValueError, match=r"certify takes a classifier, whose output is \(batch, classes\)"):
+    with pytest.raises(ValueError, match=r"a classifier of two classes or more, whose output is \(batch, classes\)"):
         lipflow.certify(frozen, torch.rand(2, 1, 4, 4))
     with pytest.raises(ValueError, match="certify takes a classifier"):
         lipflow.certify(lipflow.freeze(nn.Sequential(nn.Linear(4, 1)), in_shape=(4,)), torch.rand(2, 4))
@@ -361,7 +361,7 @@ def test_nan_weights_are_refused():
 )
 def test_a_strangers_file_is_read_with_care(change, words, tmp_path):
     frozen = lipflow.freeze(lipflow.build("cpl-digits"))
-    description, tensors = describe(frozen)
+    description, tensors = describe(frozen.graph, frozen.domain)
     change(description)
     path = tmp_path / "f.safetensors"
     save_file(tensors, str(path), {"lipflow": json.dumps(description)})
@@ -459,3 +459,12 @@ def test_a_certificate_is_written_of_as_many_images_and_labels(tmp_path):
         with pytest.raises(ValueError, match="3 certificates are of as many images and integer labels, not of"):
             lipflow.record.write(tmp_path, frozen, certificates, images, truth)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_frozen_network_is_not_frozen_for_something_else():
+    frozen = lipflow.freeze(nn.Linear(4, 3), (4,))
+    assert lipflow.freeze(frozen) is frozen
+    assert lipflow.freeze(frozen, (4,), (0.0, 1.0)) is frozen
+    for arguments in (((5,),), ((4,), (-5.0, 5.0))):
+        with pytest.raises(ValueError, match="frozen already"):
+            lipflow.freeze(frozen, *arguments)

@@ -563,6 +563,7 @@ def is_power_of_two(c):
 class Sum(Primitive):
     def setup(self):
         self.c = [float(c) for c in self.p["coefficients"]]
+        require(all(type(c) is float for c in self.p["coefficients"]), "coefficients are floats")
         require(self.c and all(c == 0 or abs(Fraction(c)) >= TINY for c in self.c), "coefficients are normal numbers")
 
     def out_shape(self, *shapes):
@@ -679,7 +680,7 @@ class Proximal(Convex):
     def setup(self):
         super().setup()
         self.tau, self.n = Fraction(float(self.p["tau"])), self.p["iterations"]
-        some = self.h > 0 and type(self.n) is int and 1 <= self.n <= 10**4
+        some = self.h > 0 and type(self.n) is int and 1 <= self.n <= 10**4 and type(self.p["reflect"]) is bool
         require(TINY <= self.tau <= 1 and some, "a proximal layer needs h > 0, 0 < τ ≤ 1 and iterations")
 
     def run(self, x):
@@ -874,7 +875,8 @@ class Network:
         for i, (p, claim) in enumerate(zip(*listed, strict=True)):
             require(p["kind"] == claim["kind"] and p["kind"] in KINDS, f"primitive {i} is of no known kind")
             self.primitives.append(KINDS[p["kind"]](p, tensors, claim, f"primitive {i} ({p['kind']})"))
-        require(len(self.vertices) > 0, "there is no network")
+        named = len(description["names"]) == len(self.vertices) and type(description["note"]) is str
+        require(len(self.vertices) > 0 and named, "there is no network, or its vertices have no names")
         for i, (which, *inputs) in enumerate(self.vertices):
             before = all(type(j) is int and 0 <= j < i for j in inputs)
             require(type(which) is int and which >= 0 and before, f"vertex {i} does not come after its inputs")

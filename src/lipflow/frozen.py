@@ -4,7 +4,6 @@ Let f be the exact map of the graph, and f̂ the program that runs it. Over the 
 fᵢ - fⱼ is dᵢⱼ-Lipschitz: `rounding` and `pair_bounds`, folded by `lipflow.graph.fold`.
 """
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -23,20 +22,17 @@ from lipflow.bound import shape_for
 from lipflow.certificate import Certificates, from_logits, require_pixels
 from lipflow.files import save_tensors, write_atomic
 from lipflow.graph import UNIT, Domain, Graph, certified, fold, lower
-from lipflow.graph.graph import evaluate, size
+from lipflow.graph.file import SCHEMA, describe, restored, tensors_of
+from lipflow.graph.graph import last_value, size
 from lipflow.node import LoweringError, Vertex
-from lipflow.operators import Conv2d, Dense, FourierMultiplier
-from lipflow.operators.certified import CertifiedAdjoint, CertifiedFourier, CertifiedOperator
-from lipflow.operators.certified import certify as certify_operator
+from lipflow.operators.certified import CertifiedOperator
 from lipflow.operators.columns import CACHE_BYTES
-from lipflow.primitives import KINDS, MONOTONE, Constant, Input, Primitive
-from lipflow.primitives.nonlinearity import EXACT, Monotone, name_of
+from lipflow.primitives import Constant
 from lipflow.rounding import RANGE
-from lipflow.shapes import Shape, require_batch
+from lipflow.shapes import Shape, require_batch, shape_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
-SCHEMA = 2
 CHUNK = 250  # images that `certify` runs at a time
 MANY = 64  # images that go through a layer together where its weights are larger than they are
 
@@ -92,7 +88,7 @@ class Frozen:
         if not (math.isfinite(total) and math.isfinite(rounding)):
             raise LoweringError(f"the constants of this network are beyond float64: L = {total}, E = {rounding}")
         ledger = tuple(
-            Row(v.primitive.kind, v.name, v.primitive.size, k.own, v.primitive.how, k.local, k.reach)
+            Row(v.primitive.kind, v.name, v.primitive.size, k.stretch, v.primitive.how, k.added, k.reach)
             for v, k in zip(graph.vertices, folded.vertices, strict=True)
         )
         return Frozen(graph, (float(domain[0]), float(domain[1])), ledger, total, rounding, folded.pairs)
@@ -103,11 +99,13 @@ class Frozen:
 
     def _run(self, x: Tensor) -> Tensor:
         x = self.receive(x)
-        first, rest, at_a_time = self._halves
+        first, rest, at_a_time = self._parts
         start = self.graph.vertices[0]
         # While they are images, few at a time: what passes between layers stays in the cache, if not their weights.
-        parts = [evaluate(first, {id(start): part}).expand(len(part), *first[-1].shape) for part in x.split(at_a_time)]
-        scores = evaluate(rest, {id(first[-1]): torch.cat(parts)})
+        parts = [
+            last_value(first, {id(start): part}).expand(len(part), *first[-1].shape) for part in x.split(at_a_time)
+        ]
+        scores = last_value(rest, {id(first[-1]): torch.cat(parts)})
         return scores.expand(len(x), *scores.shape[1:])  # one row where they do not depend on the images
 
     def receive(self, x: Tensor) -> Tensor:
@@ -138,7 +136,7 @@ class Frozen:
         return _Module(self)
 
     @cached_property
-    def _halves(self) -> tuple[Sequence[Vertex], Sequence[Vertex], int]:
+    def _parts(self) -> tuple[Sequence[Vertex], Sequence[Vertex], int]:
         """The vertices to run a few images at a time, those that run on all at once, and how many are a few.
 
         The second half begins at a vertex that is all it needs of the first, and has vectors only.
@@ -170,7 +168,7 @@ class Frozen:
 
     def save(self, path: str | Path) -> None:
         """Write the network to a safetensors file: tensors, and the graph as metadata."""
-        description, tensors = describe(self)
+        description, tensors = describe(self.graph, self.domain)
         metadata = {"lipflow": json.dumps(description, sort_keys=True)}
         write_atomic(Path(path), lambda temporary: save_tensors(tensors, temporary, metadata))
 
@@ -178,6 +176,8 @@ class Frozen:
     @_on_the_cpu
     def load(path: str | Path) -> "Frozen":
         """Read a network from its file. Every norm is bounded anew: a file's word is not taken."""
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"there is no file {path}")
         try:
             with safe_open(str(path), framework="pt") as file:
                 text = (file.metadata() or {}).get("lipflow")
@@ -186,7 +186,12 @@ class Frozen:
             raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
         if text is None:
             raise ValueError(f"{path} is no frozen lipflow network: its metadata has no 'lipflow'")
-        description = json.loads(text)
+        try:
+            description = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"{path} does not describe a network: {error}") from None
+        if not isinstance(description, dict):
+            raise ValueError(f"{path} does not describe a network")
         if "model" in description:
             raise ValueError(f"{path} is a network that is not frozen: lipflow.freeze(lipflow.load(path))")
         if description.get("schema") != SCHEMA:
@@ -195,14 +200,15 @@ class Frozen:
                 f"{SCHEMA}; freeze and certify the network again"
             )
         try:
-            return _restored(description, tensors)
-        except (KeyError, IndexError, AttributeError) as error:
-            raise ValueError(f"{path} does not describe a network: {type(error).__name__}: {error}") from None
+            return Frozen.of(*restored(description, tensors))
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            raise ValueError(f"{path} does not describe a network: {kind}{error}") from None
 
     @property
     def digest(self) -> str:
         """SHA-256 over the graph and every tensor."""
-        description, tensors = describe(self)
+        description, tensors = describe(self.graph, self.domain)
         sha = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
         for name, t in tensors.items():
             sha.update(name.encode())
@@ -233,15 +239,19 @@ class _Module(nn.Module):
 
 @_on_the_cpu
 @torch.no_grad()
-def freeze(model: nn.Module, in_shape: Shape | None = None, domain: Domain = UNIT) -> Frozen:
+def freeze(model: nn.Module | Frozen, in_shape: Shape | None = None, domain: Domain | None = None) -> Frozen:
     """Lower a network to primitives in float64, bound every norm once, and return what can be certified.
 
     Built networks know their input shape; for others, give in_shape=(channels, height, width). Certificates hold for
-    inputs in the box [low, high] of the `domain`.
+    inputs in the box [low, high] of the `domain`, [0, 1] unless it is given.
     """
     if isinstance(model, Frozen):
+        if domain not in (None, model.domain) or (in_shape is not None and shape_of(in_shape) != model.in_shape):
+            raise ValueError(
+                f"this network is frozen already, for {model.in_shape} in {list(model.domain)}; freeze the live network"
+            )
         return model
-    return Frozen.of(certified(lower(model, shape_for(model, in_shape))), domain)
+    return Frozen.of(certified(lower(model, shape_for(model, in_shape))), UNIT if domain is None else domain)
 
 
 @_on_the_cpu
@@ -252,7 +262,8 @@ def certify(frozen: Frozen, images: Tensor) -> Certificates:
         raise TypeError(f"certify takes a frozen network: lipflow.freeze(model), not {type(frozen).__name__}")
     if not frozen.classes:
         raise ValueError(
-            f"certify takes a classifier, whose output is (batch, classes), not (batch, *{frozen.graph.output.shape})"
+            "certify takes a classifier of two classes or more, whose output is (batch, classes), not "
+            f"(batch, {str(frozen.graph.output.shape)[1:]}"
         )
     require_batch(images, frozen.in_shape)
     require_pixels(images, frozen.domain)
@@ -273,139 +284,6 @@ def require_numbers(vertex: Vertex) -> None:
             raise LoweringError(f"{called} has a subnormal number in {field}, below 2⁻¹⁰²²; set it to 0")
         if bool((t.abs() > float(RANGE)).any()) or not bool(torch.isfinite(t).all()):
             raise LoweringError(f"{called} has a number in {field} that is beyond float64 once it is multiplied")
-
-
-# Files: a list of tensors, a list of primitives that name them, and a list of vertices [primitive, *inputs]
-
-
-def tensors_of(p: Primitive) -> list[tuple[str, Tensor]]:
-    """Every tensor of a primitive, by name."""
-    named = []
-    for field in dataclasses.fields(p):
-        value = getattr(p, field.name)
-        if isinstance(value, CertifiedOperator):
-            op = value.inner if isinstance(value, CertifiedAdjoint) else value
-            fourier = isinstance(op, CertifiedFourier)
-            named += [("real", op.real), ("imaginary", op.imaginary)] if fourier else [("weight", op.weight)]
-        elif isinstance(value, Tensor):
-            named.append((field.name, value))
-    return named
-
-
-def describe(frozen: Frozen) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The network as plain data, and its tensors by name, each content once."""
-    tensors: dict[str, Tensor] = {}
-    names: dict[int, str] = {}
-    primitives: list[dict[str, Any]] = []
-    known: dict[int, int] = {}
-    place = {id(v): i for i, v in enumerate(frozen.graph.vertices)}
-
-    def name(t: Tensor) -> str:
-        if id(t) not in names:
-            names[id(t)] = f"t{len(tensors)}"
-            tensors[names[id(t)]] = (t.to(torch.int32) if t.dtype == torch.int64 else t).contiguous()
-        return names[id(t)]
-
-    vertices = []
-    for v in frozen.graph.vertices:
-        p = v.primitive
-        if id(p) not in known:
-            if KINDS.get(p.kind) is not type(p):
-                raise LoweringError(f"{v.name}: {p.kind} is a kind of primitive that lipflow.check does not know")
-            fields = {f.name: _plain(getattr(p, f.name), name) for f in dataclasses.fields(p)}
-            known[id(p)] = len(primitives)
-            primitives.append(dict(kind=p.kind, **fields))
-        vertices.append([known[id(p)], *(place[id(i)] for i in v.inputs)])
-    description = dict(
-        schema=SCHEMA,
-        domain=list(frozen.domain),
-        primitives=primitives,
-        vertices=vertices,
-        names=[v.name for v in frozen.graph.vertices],
-        note=frozen.graph.note,
-    )
-    return description, tensors
-
-
-_OPERATORS: dict[type, str] = {Dense: "matrix", Conv2d: "convolution", FourierMultiplier: "fourier"}
-
-
-def _plain(value: Any, name: Callable[[Tensor], str]) -> Any:
-    if isinstance(value, CertifiedOperator):
-        adjoint = isinstance(value, CertifiedAdjoint)
-        op = value.inner if adjoint else value
-        held = dict(kind=_OPERATORS[type(op.op)], geometry=op.geometry, adjoint=adjoint)
-        if isinstance(op, CertifiedFourier):
-            return dict(held, real=name(op.real), imaginary=name(op.imaginary))
-        return dict(held, weight=name(op.weight))
-    if isinstance(value, Tensor):
-        return name(value)
-    if isinstance(value, Monotone):
-        return name_of(value)
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _restored(description: dict[str, Any], tensors: dict[str, Tensor]) -> Frozen:
-    primitives = [_primitive(i, entry, tensors) for i, entry in enumerate(description["primitives"])]
-    vertices: list[Vertex] = []
-    for i, ((which, *inputs), name) in enumerate(zip(description["vertices"], description["names"], strict=True)):
-        p = primitives[which]
-        if not all(0 <= j < i for j in inputs) or isinstance(p, Input) != (i == 0):
-            raise ValueError(f"vertex {i} does not come after its inputs")
-        taken = tuple(vertices[j] for j in inputs)
-        vertices.append(Vertex(p, taken, p.out_shape(*(v.shape for v in taken)), str(name)))
-    if not vertices:
-        raise ValueError("the file holds no network")
-    low, high = description["domain"]
-    return Frozen.of(Graph(tuple(vertices), str(description["note"])), (float(low), float(high)))
-
-
-def _primitive(index: int, entry: dict[str, Any], tensors: dict[str, Tensor]) -> Primitive:
-    """A primitive from its description and the tensors of its file."""
-    kind = KINDS.get(entry.get("kind", ""))
-    if kind is None:
-        raise ValueError(f"primitive {index} is of a kind that is not known: {entry.get('kind')!r}")
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):
-        value: Any = entry[field.name]
-        if field.name == "op":
-            value = _operator(value, tensors)
-        elif field.name == "sigma":
-            if value not in EXACT:
-                raise ValueError(f"a {kind.kind} primitive cannot be built from σ = {value!r}")
-            value = MONOTONE[value]
-        elif field.name == "index":
-            value = _tensor(tensors, value, torch.int32).to(torch.int64)
-        elif "Tensor" in str(field.type) and value is not None:
-            value = _tensor(tensors, value)
-        elif "tuple" in str(field.type):
-            value = tuple(value or ())
-        values[field.name] = value
-    return kind(**values)
-
-
-def _operator(entry: dict[str, Any], tensors: dict[str, Tensor]) -> CertifiedOperator:
-    geometry = {key: _tuples(value) for key, value in entry["geometry"].items()}
-    kind = {kind: made for made, kind in _OPERATORS.items()}.get(entry["kind"])
-    if kind is FourierMultiplier:
-        parts = _tensor(tensors, entry["real"]), _tensor(tensors, entry["imaginary"])
-        held = certify_operator(FourierMultiplier(torch.complex(*parts), geometry["in_size"]))
-    elif kind is not None:
-        held = certify_operator(kind(_tensor(tensors, entry["weight"]), **geometry))
-    else:
-        raise ValueError(f"an operator is of a kind that is not known: {entry['kind']!r}")
-    return held.certified_adjoint() if entry["adjoint"] else held
-
-
-def _tensor(tensors: dict[str, Tensor], name: str, dtype: torch.dtype = torch.float64) -> Tensor:
-    t = tensors.get(name)
-    if t is None or t.dtype != dtype or not bool(torch.isfinite(t).all()):
-        raise ValueError(f"the file has no finite {str(dtype).removeprefix('torch.')} tensor {name!r}")
-    return t
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
 
 
 def require_arithmetic() -> None:

@@ -6,6 +6,7 @@ up in `lipflow.graph.rules` and return a node; nothing else can compute with one
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,8 +21,6 @@ IMAGES = 2  # a node stands for a batch of so many: with one image, `squeeze()` 
 class LoweringError(ValueError):
     """A network cannot be lowered. It is no TypeError, as Python's operators take that for "try the other operand"."""
 
-    placed = False  # whether the message says where
-
 
 @dataclass(frozen=True, eq=False)
 class Vertex:
@@ -32,9 +31,12 @@ class Vertex:
     shape: Shape  # of one image
     name: str  # the module that it comes from
 
+    def __str__(self) -> str:
+        return f"{self.primitive.kind} ({self.primitive.size})" + (f" at {self.name}" if self.name else "")
 
-class Builder(Protocol):
-    """What makes the vertices of a graph."""
+
+class Maker(Protocol):
+    """What makes the vertices of a graph: `lipflow.graph.Builder`."""
 
     dtype: torch.dtype
 
@@ -42,45 +44,56 @@ class Builder(Protocol):
 
     def constant(self, value: Tensor) -> Vertex: ...
 
+    def gather(self, index: Tensor, inputs: Sequence[Vertex]) -> Vertex: ...
 
-class Memory:
-    """What handles of the same memory share: a number that an in-place function raises."""
-
-    version = 0
+    def scatter(self, target: Vertex, places: Tensor, value: Vertex) -> Vertex: ...
 
 
 class Node(Tensor):
     """A tensor (2, *shape) of NaN whose every computation is refused: a handle to a vertex.
 
-    Handles that may share memory share a `Memory`. An in-place function gives its own handle a new vertex and the
-    memory a new version; the other handles are out of date then, and refused.
+    A node is the value of a vertex, or a view: some places of another node, its base. In-place functions change the
+    base, so that all its views see it, as memory does.
     """
 
-    vertex: Vertex
-    builder: Builder
-    memory: Memory
-    version: int
+    builder: Maker
+    base: Node | None
+    places: Tensor | None  # of a view: where its entries are in the base
+    _value: Vertex  # of a view: its value when the base was `_base_value`
+    _base_value: Vertex | None
 
     @staticmethod
-    def of(vertex: Vertex, builder: Builder, memory: Memory | None = None) -> Node:
-        nothing = torch.full((), torch.nan, dtype=builder.dtype).expand(IMAGES, *vertex.shape)
-        node = nothing.as_subclass(Node)
-        node.vertex, node.builder = vertex, builder
-        node.memory = Memory() if memory is None else memory
-        node.version = node.memory.version
+    def of(vertex: Vertex, builder: Maker) -> Node:
+        node = Node._blank(vertex.shape, builder)
+        node._value = vertex
         return node
 
-    def overwrite(self, vertex: Vertex) -> None:
-        """What an in-place function does to its own handle, and to all others of its memory."""
-        self.memory.version += 1
-        self.vertex, self.version = vertex, self.memory.version
+    @staticmethod
+    def _blank(shape: Shape, builder: Maker) -> Node:
+        node = torch.full((), torch.nan, dtype=builder.dtype).expand(IMAGES, *shape).as_subclass(Node)
+        node.builder, node.base, node.places, node._base_value = builder, None, None, None
+        return node
 
-    def require_current(self) -> None:
-        """Refuse a handle whose memory was overwritten through another one."""
-        if self.version != self.memory.version:
-            raise LoweringError(
-                "it reads a view of a tensor that was changed in place; use the changed tensor, or clone"
-            )
+    def view_of(self, places: Tensor) -> Node:
+        """The view of some of its entries  # places: of the view's shape, int64."""
+        node = Node._blank(tuple(places.shape), self.builder)
+        node.base, node.places = self, places
+        return node
+
+    @property
+    def vertex(self) -> Vertex:
+        """Its value now."""
+        if self.base is not None and self.places is not None and self._base_value is not self.base.vertex:
+            self._base_value = self.base.vertex
+            self._value = self.builder.gather(self.places, [self._base_value])
+        return self._value
+
+    def overwrite(self, vertex: Vertex) -> None:
+        """What an in-place function does."""
+        if self.base is None or self.places is None:
+            self._value = vertex
+        else:
+            self.base.overwrite(self.builder.scatter(self.base.vertex, self.places, vertex))
 
     # Only what bypasses the lowering mode arrives here: threads, jit, vmap, `.data` and the like.
 
@@ -100,6 +113,4 @@ class Node(Tensor):
 def apply(primitive: Any, *nodes: Node) -> Node:
     """The node of a primitive applied to nodes."""
     builder = nodes[0].builder
-    for node in nodes:
-        node.require_current()
     return Node.of(builder.vertex(primitive, *(node.vertex for node in nodes)), builder)

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from lipflow.certificate import Certificates
 from lipflow.files import filled, sha256, sync_names
-from lipflow.frozen import SCHEMA, Frozen
+from lipflow.frozen import Frozen
+from lipflow.graph.file import SCHEMA
 from lipflow.operators.certified import CertifiedOperator
 
 WEIGHTS, CLAIMS, ROWS = "frozen.safetensors", "certificate.json", "certified.npz"

@@ -115,7 +115,10 @@ def certificates_hold(layer: nn.Module, shape: Shape) -> None:
     """Frozen, it stretches no more than it says, the checker accepts its file, and attacks find no certified point."""
     from lipflow.attack import pgd  # it is not needed to bound a layer
 
-    frozen = freeze(nn.Sequential(layer, nn.Flatten()), shape)
+    scores = nn.Sequential(layer, nn.Flatten())
+    if scores(torch.zeros(1, *shape, dtype=torch.float64)).shape[1] == 1:
+        scores.append(nn.ZeroPad1d((0, 1)))  # a second class, which a certificate needs
+    frozen = freeze(scores, shape)
     x = torch.rand(3, *shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     for one in x:
         copies = one.expand(frozen.classes, *shape).clone().requires_grad_()

@@ -145,13 +145,13 @@ def test_constants_are_finite():
 
 def test_a_plain_tensor_that_a_node_was_written_into_stands_for_it():
     def halves(module, x):
-        out = x.new_empty(2, 8)
+        out = x.new_empty(len(x), 8)
         out[:, ::2] = x
         out[:, 1::2] = 2 * x
         return out
 
     assert constant_of(halves) == pytest.approx(math.sqrt(5), rel=1e-9)
-    assert constant_of(lambda m, x: torch.ones(2, 4, dtype=x.dtype).add_(x) * 3) == 3
+    assert constant_of(lambda m, x: torch.ones(len(x), 4, dtype=x.dtype).add_(x) * 3) == 3
     refused(lambda m, x: _written(x.new_full((2, 8), math.nan), x), "NaN or infinite")
 
 
@@ -207,21 +207,34 @@ def test_in_place_functions_change_their_own_handle():
     assert kinds(lower(nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True)), (4,))) == ["input", "affine", "pointwise"]
 
 
-def test_a_handle_of_memory_that_was_changed_is_refused():
-    def through_a_view(module, x):
-        y = x * 2
-        part = y[:, :2]
-        part.mul_(100)
-        return y
+def change_a_view(module, x):
+    y = x * 2
+    y[:, :2].mul_(100)
+    return y
 
-    def after(module, x):
-        y = x * 2
-        part = y[:, :2]
-        y.mul_(100)
-        return torch.cat([part, y], 1)
 
-    refused(through_a_view, "changed in place")
-    refused(after, "changed in place")
+def change_the_base(module, x):
+    y = x * 2
+    part = y[:, :2]
+    y.mul_(100)
+    return torch.cat([part, y], 1)
+
+
+def change_a_view_of_a_view(module, x):
+    y = (x * 2).reshape(-1, 2, 2)
+    y.transpose(1, 2)[:, 0] += 3 * y[:, 1]
+    return y.flatten(1)
+
+
+def change_the_input(module, x):
+    x -= 0.5
+    return x.relu_() @ module.weight
+
+
+@pytest.mark.parametrize("function", [change_a_view, change_the_base, change_a_view_of_a_view, change_the_input])
+def test_views_share_the_memory_of_their_base(function):
+    module, x = Calls(function).double(), torch.randn(3, 4, dtype=torch.float64)
+    torch.testing.assert_close(lower(module, (4,)).run(x.clone()), module(x.clone()))
 
 
 def test_a_copy_has_memory_of_its_own():
@@ -317,13 +330,23 @@ class Random(nn.Module):
 
 
 class OfTheBatch(nn.Module):
-    """It was written for batches of two."""
+    """How much it stretches depends on how many images there are."""
 
     def forward(self, x):
-        return x * (1.0 if len(x) == 2 and isinstance(x, Node) else 2.0)
+        return x * len(x)
 
 
-@pytest.mark.parametrize("module", [Wrong(), OnlyInTheMiddle(), Random(), OfTheBatch()], ids=lambda m: type(m).__name__)
+class Rolled(nn.Module):
+    """It mixes images, in a way that batches of two do not show."""
+
+    def forward(self, x):
+        return x.roll(2, 0)
+
+
+WRONG = [Wrong(), OnlyInTheMiddle(), Random(), OfTheBatch(), Rolled()]
+
+
+@pytest.mark.parametrize("module", WRONG, ids=lambda m: type(m).__name__)
 def test_a_graph_that_computes_something_else_is_refused_by_name(module):
     chain = nn.Sequential(nn.Flatten(), nn.Sequential(module), nn.ReLU())
     with pytest.raises(LoweringError, match=r"^1\.0 \(\w+\) computes something else"):
@@ -362,6 +385,102 @@ def test_what_computes_in_float32_is_lowered_so():
     assert "its own float32" in graph.note
     exact = float(torch.linalg.matrix_norm(module.matrix.double(), 2))
     assert lipschitz_bound(module, (4,)).lipschitz == pytest.approx(exact, rel=1e-6)
+
+
+def test_complex_weights_keep_their_imaginary_part():
+    class Spectrum(nn.Module):
+        """A convolution whose kernel is learned as its spectrum."""
+
+        def __init__(self):
+            super().__init__()
+            self.spectrum = nn.Parameter(torch.randn(2, 2, 3, 2, dtype=torch.complex64))
+
+        def kernel(self):
+            return torch.fft.irfft2(self.spectrum, s=(3, 3))
+
+        def forward(self, x):
+            return F.conv2d(x, self.kernel(), padding=1)
+
+    module = Spectrum()
+    plain = nn.Conv2d(2, 2, 3, padding=1, bias=False)
+    plain.weight = nn.Parameter(module.kernel().detach())
+    assert lipschitz_bound(module, (2, 5, 5)).lipschitz == pytest.approx(
+        lipschitz_bound(plain, (2, 5, 5)).lipschitz, rel=1e-5
+    )
+
+
+def test_functions_that_hold_the_original_see_it_in_evaluation_mode():
+    class Closure(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4).double()
+            self.function = lambda x: self.linear(x) * (1.0 if self.training else 100.0)
+
+        def forward(self, x):
+            return self.function(x)
+
+    module = Closure().train()
+    norm = float(torch.linalg.matrix_norm(module.linear.weight.detach(), 2))
+    assert lipschitz_bound(module, (4,)).lipschitz == pytest.approx(100 * norm)
+    assert module.training
+
+
+def test_parameters_without_a_shape_are_refused():
+    with pytest.raises(LoweringError, match="run it on one batch first"):
+        lower(nn.Sequential(nn.LazyLinear(3)), (4,))
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_the_module_is_left_as_it_was(live):
+    class Remembers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.scratch = torch.zeros(2, 4)
+            self.register_buffer("total", torch.zeros(4))
+
+        def forward(self, x):
+            self.last = self.linear(x)
+            self.total += 1
+            if isinstance(x, Node):
+                self.scratch[:] = self.last
+            return self.last
+
+    module = Remembers().train()
+    lower(module, (4,), live)
+    assert not hasattr(module, "last")
+    assert bool((module.total == 0).all())
+    assert bool((module.scratch == 0).all())
+    assert module.training
+    copy.deepcopy(module)
+
+
+def test_numbers_that_cancel_are_allowed_their_rounding():
+    norm = nn.BatchNorm1d(4)
+    linear = nn.Linear(4, 4)
+    norm.running_mean.fill_(1e8)
+    nn.init.constant_(linear.bias, 1e8)
+    lower(nn.Sequential(linear, norm), (4,))
+    with pytest.raises(LoweringError, match="computes something else"):
+        lower(nn.Sequential(linear, norm, Wrong()), (4,))
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError, KeyError, AttributeError])
+def test_errors_of_a_module_say_where_they_are_from(error):
+    def fail(module, x):
+        raise error("its own words")
+
+    with pytest.raises(LoweringError, match=r"in 1; test_lower\.py, line \d+: .*its own words"):
+        lower(nn.Sequential(nn.ReLU(), Calls(fail)), (4,))
+
+
+def test_a_lower_that_runs_itself_is_refused():
+    class Endless(Halved):
+        def lower(self, x):
+            return declared(x, "Endless", self, lambda norm: 0.5)
+
+    with pytest.raises(LoweringError, match="runs itself"):
+        lower(nn.Sequential(Endless()), (4,))
 
 
 class Doubled(torch.autograd.Function):

@@ -31,8 +31,8 @@ def constant(*shape: int) -> torch.Tensor:
 
 
 MOVES = {
-    "view": lambda x: x.view(2, -1),
-    "reshape": lambda x: x.reshape(2, 2, -1),
+    "view": lambda x: x.view(len(x), -1),
+    "reshape": lambda x: x.reshape(len(x), 2, -1),
     "flatten": lambda x: torch.flatten(x, 1, 2),
     "unflatten": lambda x: x.unflatten(1, (2, -1)),
     "permute": lambda x: x.permute(0, 2, 3, 1),
@@ -51,7 +51,7 @@ MOVES = {
     "chunk": lambda x: torch.chunk(x, 2, 1)[0],
     "unbind": lambda x: x.unbind(1)[2],
     "cat": lambda x: torch.cat([x, x.flip(1), x[:, :1]], 1),
-    "cat with constants": lambda x: torch.cat([x, constant(1, 2, 6, 6).expand(2, -1, -1, -1).to(x.dtype)], 1),
+    "cat with constants": lambda x: torch.cat([x, constant(1, 2, 6, 6).expand(len(x), -1, -1, -1).to(x.dtype)], 1),
     "stack": lambda x: torch.stack([x, x], 2),
     "pad": lambda x: F.pad(x, (1, 2, 0, 1)),
     "pad, circular": lambda x: F.pad(x, (1, 2, 2, 1), mode="circular"),
@@ -79,7 +79,7 @@ def _assigned(x):
 
 
 def _written(x):
-    out = x.new_zeros(2, 4, 8, 8)
+    out = x.new_zeros(len(x), 4, 8, 8)
     out[:, :, 1:-1, 1:-1] = x
     return out
 
@@ -128,7 +128,7 @@ FUNCTIONS = {
     "in place": lambda x: (x * 2).add_(1).mul_(3).sub_(x),
     "written into zeros": _written,
     "clone": lambda x: x.clone().detach().contiguous().double() * 2,
-    "shapes": lambda x: x * (x.shape[1] + x.size(2) + x.ndim + len(x) + x.numel() // len(x)),
+    "shapes": lambda x: x * (x.shape[1] + x.size(2) + x.ndim + x.numel() // len(x)),
 }
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import lipflow
 from lipflow import check, record
-from lipflow.frozen import describe
+from lipflow.graph.file import describe
 
 Claims = dict[str, Any]
 Description = dict[str, Any]
@@ -41,7 +41,7 @@ def sign(folder: Path, claims: Claims) -> None:
 
 def forge(folder: Path, frozen: lipflow.Frozen, change: Forgery) -> None:
     """Change what the certificate of a network in a folder says, and sign it."""
-    description, _ = describe(frozen)
+    description, _ = describe(frozen.graph, frozen.domain)
     description, claims = json.loads(json.dumps(description)), claims_of(folder)
     tensors = load_file(folder / record.WEIGHTS)
     change(description, tensors, claims)

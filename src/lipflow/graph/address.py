@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lipflow.graph.graph import Builder
-from lipflow.node import IMAGES, LoweringError, Memory, Node, Vertex
+from lipflow.node import IMAGES, LoweringError, Node, Vertex
 
 SPACING = 2**20  # between addresses, half of it random; fewer bits where there are many entries
 EXACT_BITS = 52  # integers below 2⁵² are exact in float64
@@ -25,9 +25,10 @@ def move(
     """Apply a function that only moves numbers to nodes and constants. A `view` shares the memory of its input."""
     addresses = Addresses(builder, [*tensors_in(args), *tensors_in(kwargs)])
     result = function(*addresses.swap(args), **addresses.swap(kwargs))
-    memories = {id(node.memory): node.memory for node in tensors_in(args) if isinstance(node, Node)}
-    memory = next(iter(memories.values())) if view and len(memories) == 1 else None
-    return _map_tensors(result, lambda t: Node.of(addresses.read(t), builder, memory or Memory()))
+    if view and len(addresses.sources) == 1:
+        base = nodes_in((args, kwargs))[0]
+        return _map_tensors(result, lambda t: base.view_of(addresses.index(t)))
+    return _map_tensors(result, lambda t: Node.of(addresses.read(t), builder))
 
 
 def assign(builder: Builder, target: Tensor, index: Any, value: Any) -> Vertex:
@@ -72,8 +73,14 @@ class Addresses:
 
     def read(self, result: Tensor) -> Vertex:
         """The vertex whose entries have these addresses."""
-        if result.dtype != torch.float64 or result.ndim < 1 or len(result) != IMAGES:
-            raise LoweringError(f"it mixes the images of a batch: a result has shape {tuple(result.shape)}")
+        return self.builder.gather(self.index(result), self.sources)
+
+    def index(self, result: Tensor) -> Tensor:
+        """Where each entry comes from: its place in the sources, one after the other; -1 for a zero."""
+        if result.dtype != torch.float64:
+            raise LoweringError(f"its result is {result.dtype}; float32 and float64 are known")
+        if result.ndim < 1 or len(result) != IMAGES:
+            raise LoweringError(f"it mixes the images of a batch: its result has shape {tuple(result.shape)}")
         first, second = result.reshape(IMAGES, -1)
         known = self.known[0]
         index = torch.searchsorted(known, first.contiguous()).clamp_max(len(known) - 1)
@@ -83,7 +90,7 @@ class Addresses:
                 raise LoweringError("it mixes the images of a batch")
             raise LoweringError("it does more than to move numbers, for these arguments")
         index = torch.where(zero, -1, index)
-        return self.builder.gather(index.reshape(result.shape[1:]), self.sources)
+        return index.reshape(result.shape[1:])
 
 
 def _constant(t: Tensor) -> Tensor:
@@ -103,6 +110,11 @@ def tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, dict):
         value = list(value.values())
     return [t for inner in value for t in tensors_in(inner)] if isinstance(value, list | tuple) else []
+
+
+def nodes_in(value: Any) -> list[Node]:
+    """The nodes in nested lists, tuples and dicts."""
+    return [t for t in tensors_in(value) if isinstance(t, Node)]
 
 
 def _map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:

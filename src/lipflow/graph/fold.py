@@ -49,8 +49,8 @@ class Constants(NamedTuple):
     lipschitz: float  # from the input of the network to the vertex
     error: float  # likewise, of what is computed against the exact map
     reach: float  # the norm of the computed value
-    own: float  # the constant of its primitive, for inputs that are all as far apart, but for constants
-    local: float  # the error that it adds itself
+    stretch: float  # the constant of its primitive, for inputs that are all as far apart, but for constants
+    added: float  # the error that it adds itself
 
 
 @dataclass(frozen=True)
@@ -82,29 +82,29 @@ def fold(
     """
     once = _once(norm)
     centre, radius = box(domain, graph.in_shape)
-    values = graph.values(torch.full((1, *graph.in_shape), centre, dtype=torch.float64))
+    start = torch.full((1, *graph.in_shape), centre, dtype=torch.float64)
     known: dict[int, Constants] = {}
-    for vertex, value in zip(graph.vertices, values, strict=True):
+    for vertex, value in zip(graph.vertices, graph.values(start), strict=True):
         if vertex is graph.vertices[0]:
             # Pixels so small that the processor reads them as 0, in float32 too.
-            local = Fraction(size(vertex), 2**126) if rounding else Fraction(0)
-            lipschitz, own, error = 1.0, 1.0, up(local)
+            added = Fraction(size(vertex), 2**126) if rounding else Fraction(0)
+            lipschitz, stretch, error = 1.0, 1.0, up(added)
         else:
             inputs = [known[id(v)] for v in vertex.inputs]
             lipschitz = _stretch(vertex, once, [k.lipschitz for k in inputs])
-            own = _stretch(vertex, once, [float(k.lipschitz > 0) for k in inputs])
-            local = _local(vertex, once, [k.reach for k in inputs], rounding)
+            stretch = _stretch(vertex, once, [float(k.lipschitz > 0) for k in inputs])
+            added = _added(vertex, once, [k.reach for k in inputs], rounding)
             carried = _stretch(vertex, once, [k.error for k in inputs])
-            error = math.inf if local is None or math.isinf(carried) else up(Fraction(carried) + local)
+            error = math.inf if added is None or math.isinf(carried) else up(Fraction(carried) + added)
         widest = norm_up(value)
         if rounding and math.isinf(widest):
-            raise LoweringError(f"{_called(vertex)} gives numbers that are not finite")
+            raise LoweringError(f"{vertex} gives numbers that are not finite")
         reach = math.inf
         if all(map(math.isfinite, (widest, lipschitz, error))):
             reach = up((Fraction(widest) + Fraction(lipschitz) * radius + 4 * Fraction(error)) * (1 + SLACK))
         if rounding and reach > RANGE:  # of the output too, which no other vertex takes
-            raise LoweringError(f"{_called(vertex)}: its numbers may be beyond float64; use smaller weights and biases")
-        known[id(vertex)] = Constants(lipschitz, error, reach, own, math.inf if local is None else up(local))
+            raise LoweringError(f"{vertex}: its numbers may be beyond float64; use smaller weights and biases")
+        known[id(vertex)] = Constants(lipschitz, error, reach, stretch, math.inf if added is None else up(added))
     constants = tuple(known[id(vertex)] for vertex in graph.vertices)
     return Fold(constants, pairs_of(graph, [k.lipschitz for k in constants], once))
 
@@ -139,10 +139,10 @@ def _stretch(vertex: Vertex, norm: Norm, distances: Sequence[float]) -> float:
     try:
         return up(vertex.primitive.lipschitz(norm, *map(Fraction, distances)))
     except (ValueError, TypeError) as error:
-        raise LoweringError(f"{_called(vertex)}: {error}") from error
+        raise LoweringError(f"{vertex}: {error}") from error
 
 
-def _local(vertex: Vertex, norm: Norm, reaches: Sequence[float], rounding: bool) -> Fraction | None:
+def _added(vertex: Vertex, norm: Norm, reaches: Sequence[float], rounding: bool) -> Fraction | None:
     """The error that a vertex adds; None if it has no bound."""
     p, entries = vertex.primitive, max(size(v) for v in (vertex, *vertex.inputs))
     try:
@@ -153,12 +153,7 @@ def _local(vertex: Vertex, norm: Norm, reaches: Sequence[float], rounding: bool)
             raise ValueError("the constants of this network are beyond float64")
         return in_range(p.rounding(entries, *(in_range(Fraction(reach)) for reach in reaches))) * (1 + SLACK)
     except (ValueError, TypeError) as error:
-        raise LoweringError(f"{_called(vertex)}: {error}") from error
-
-
-def _called(vertex: Vertex) -> str:
-    p = vertex.primitive
-    return f"{p.kind} ({p.size})" + (f" at {vertex.name}" if vertex.name else "")
+        raise LoweringError(f"{vertex}: {error}") from error
 
 
 # Pairs of classes: Note [pairs]

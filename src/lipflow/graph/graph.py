@@ -1,6 +1,7 @@
 """A graph of primitives: how it is built, each content once, and how it runs."""
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -34,32 +35,29 @@ class Graph:
         return self.vertices[-1]
 
     def run(self, x: Tensor) -> Tensor:
-        """The output for a batch of inputs; a value is dropped after its last use."""
-        return evaluate(self.vertices, {id(self.vertices[0]): x})
+        """The output for a batch of inputs."""
+        return last_value(self.vertices, {id(self.vertices[0]): x})
 
     def values(self, x: Tensor) -> Iterator[Tensor]:
         """The value of every vertex for a batch of inputs, in order."""
-        values: list[Tensor] = [x]
-        place = {id(vertex): i for i, vertex in enumerate(self.vertices)}
-        yield x
-        for vertex in self.vertices[1:]:
-            values.append(vertex.primitive.run(*(values[place[id(v)]] for v in vertex.inputs)))
-            yield values[-1]
+        return values(self.vertices, {id(self.vertices[0]): x})
 
 
-def evaluate(vertices: Sequence[Vertex], known: dict[int, Tensor]) -> Tensor:
-    """The value of the last of some vertices, from the values of those that are `known` by id."""
-    last_use = {id(v): i for i, vertex in enumerate(vertices) for v in vertex.inputs}
-    value = known[id(vertices[0])] if len(vertices) == 1 else None
+def values(vertices: Sequence[Vertex], known: dict[int, Tensor]) -> Iterator[Tensor]:
+    """The values of vertices, each after its inputs or `known` by id; a value is dropped after its last use."""
+    held, last_use = dict(known), {id(v): i for i, vertex in enumerate(vertices) for v in (*vertex.inputs, vertex)}
     for i, vertex in enumerate(vertices):
-        if id(vertex) not in known:
-            known[id(vertex)] = vertex.primitive.run(*(known[id(v)] for v in vertex.inputs))
-        value = known[id(vertex)]
-        for v in vertex.inputs:
+        if id(vertex) not in held:
+            held[id(vertex)] = vertex.primitive.run(*(held[id(v)] for v in vertex.inputs))
+        yield held[id(vertex)]
+        for v in (*vertex.inputs, vertex):
             if last_use[id(v)] == i:
-                known.pop(id(v), None)
-    assert value is not None
-    return value
+                held.pop(id(v), None)
+
+
+def last_value(vertices: Sequence[Vertex], known: dict[int, Tensor]) -> Tensor:
+    """The value of the last of some vertices."""
+    return deque(values(vertices, known), maxlen=1)[0]
 
 
 def in_order(start: Vertex, outputs: Iterable[Vertex]) -> tuple[Vertex, ...]:
@@ -150,6 +148,12 @@ class Builder:
             return kept[0][0]
         return self._vertex(primitive, tuple(v for v, _ in kept), name)
 
+    def scatter(self, target: Vertex, places: Tensor, value: Vertex) -> Vertex:
+        """A vertex with another one written to some of its places."""
+        index = torch.arange(size(target))
+        index[places.flatten()] = size(target) + torch.arange(size(value))
+        return self.gather(index.reshape(target.shape), [target, value])
+
     def sum(self, terms: Iterable[tuple[float, Vertex]], name: str | None = None) -> Vertex:
         """A Sum, in which a vertex comes once and a multiple is a coefficient; or its only term, as it is."""
         coefficients: dict[int, float] = {}
@@ -170,14 +174,14 @@ class Builder:
         return self._vertex(Sum(list(coefficients.values())), tuple(vertices.values()), name)
 
     def _intern(self, primitive: Primitive) -> Primitive:
-        values = {f.name: self._canonical(getattr(primitive, f.name)) for f in dataclasses.fields(primitive)}
+        values = {f.name: self._interned(getattr(primitive, f.name)) for f in dataclasses.fields(primitive)}
         key = (type(primitive), *(_key(value) for value in values.values()))
         if key not in self._objects:
             same = all(getattr(primitive, name) is value for name, value in values.items())
             self._objects[key] = primitive if same else dataclasses.replace(primitive, **values)
         return self._objects[key]
 
-    def _canonical(self, value: T) -> T:
+    def _interned(self, value: T) -> T:
         """The first tensor or operator of the same content."""
         found: Any = value
         if isinstance(value, Tensor):

@@ -112,7 +112,10 @@ def linear(input: Node, weight: Tensor, bias: Tensor | None = None) -> Any:
     require_constant(weight, bias)
     if input.ndim != 2:
         shape = f"(batch, {', '.join(map(str, input.shape[1:]))})"
-        raise LoweringError(f"a matrix takes (batch, features) here, not {shape}; flatten first")
+        raise LoweringError(
+            f"a matrix takes (batch, features) here, not {shape}; flatten first, or write one matrix at many places as "
+            "a 1×1 convolution"
+        )
     return Affine(Dense(weight.detach()), detached(bias))(input)
 
 
@@ -356,9 +359,9 @@ def copy(input: Node, *args: Any, **kwargs: Any) -> Any:
     return Node.of(input.vertex, input.builder)
 
 
-def plain(input: Node) -> Tensor:
-    """A plain tensor of the shape and type of a node."""
-    return torch.zeros(size(input), dtype=input.builder.dtype)
+def as_plain(value: Any) -> Any:
+    """A plain tensor of the shape and type of a node; anything else as it is."""
+    return torch.zeros(size(value), dtype=value.builder.dtype) if isinstance(value, Node) else value
 
 
 # Arguments

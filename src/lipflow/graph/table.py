@@ -133,9 +133,26 @@ INSTEAD: dict[Any, str] = {
         "leave it out, as labels, losses and certificates are of scores, not probabilities",
     ),
     **dict.fromkeys(
-        [F.gelu, F.silu, F.elu, F.leaky_relu, F.softplus, F.prelu, *functions("tanh", "sigmoid", "prelu")],
+        [F.gelu, F.silu, F.elu, F.selu, F.celu, F.mish, F.hardswish, F.softplus, *functions("tanh", "sigmoid")],
         "it has no rule, as no bound of its rounding is known; use torch.relu or lipflow.blocks.MaxMin, "
         "or lipflow.Assume(module, bound=...) for lipschitz_bound alone",
+    ),
+    **dict.fromkeys(
+        [F.leaky_relu, *functions("prelu")],
+        "it has no rule yet; for a slope of at most 1 it is torch.maximum(x, slope * x)",
+    ),
+    **dict.fromkeys(
+        [F.relu6, *functions("clamp", "clip")],
+        "it has no rule yet; write torch.minimum(torch.maximum(x, low), high) with tensors",
+    ),
+    **dict.fromkeys(
+        [*functions("sum", "max", "min", "amax", "amin", "all", "any", "argmax", "isnan", "isfinite")],
+        "it has no rule; to pool use avg_pool2d, max_pool2d or mean((2, 3)), and a decision can look at shapes only, "
+        "as numbers are not known while a network is lowered",
+    ),
+    **dict.fromkeys(
+        [F.normalize, *functions("pow", "exp", "log", "sqrt", "rsqrt", "reciprocal", "norm"), Tensor.__pow__],
+        "it has no Lipschitz bound on the whole space; lipflow.Assume(module, bound=...) takes one that you know",
     ),
     **dict.fromkeys(
         [

@@ -5,13 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
+import torch
 from torch import Tensor
 
 from lipflow.operators import LinearOperator
 from lipflow.operators.certified import CertifiedOperator
 from lipflow.primitives.linear import add_bias, affine_error, bias_norm, float64
 from lipflow.primitives.nonlinearity import EXACT, MONOTONE, Monotone, name_of
-from lipflow.primitives.primitive import Certify, Norm, Primitive, require, require_shape, size_of
+from lipflow.primitives.primitive import Certify, Norm, Primitive, require, require_operator, require_shape, size_of
 from lipflow.rounding import TINY, U, down, gamma, in_range, mul_up, norm_up, sqrt_up, up
 from lipflow.shapes import Shape
 
@@ -28,6 +29,9 @@ class Convex(Primitive):
     sigma: Monotone
 
     def __post_init__(self) -> None:
+        require_operator(self.op)
+        if not isinstance(self.sigma, Monotone):
+            raise TypeError(f"σ is a Monotone with its slopes, such as MONOTONE['relu'], not {self.sigma!r}")
         require(self.bias is None or self.bias.shape == (self.op.out_shape[0],), self)
 
     def out_shape(self, *shapes: Shape) -> Shape:
@@ -78,10 +82,11 @@ class Descent(Convex):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "h", float(self.h))
         require(self.h == 0 or TINY <= self.h < math.inf, self)
 
     def run(self, *xs: Tensor) -> Tensor:
-        return xs[0] - self.h * self.gradient(xs[0])
+        return torch.add(xs[0], self.gradient(xs[0]), alpha=-self.h)  # x - h∇f(x) in one pass over memory
 
     def lipschitz(self, norm: Norm, *distances: Fraction) -> Fraction:
         return max(Fraction(1), Fraction(self.h) * self.smoothness(norm) - 1) * distances[0]

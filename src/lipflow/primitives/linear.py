@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lipflow.operators import LinearOperator
 from lipflow.operators.certified import CertifiedOperator
-from lipflow.primitives.primitive import Certify, Norm, Primitive, require, require_shape, size_of
+from lipflow.primitives.primitive import Certify, Norm, Primitive, require, require_operator, require_shape, size_of
 from lipflow.rounding import TINY, U, gamma, in_range, is_power_of_two, norm_up, sqrt_up
 from lipflow.shapes import Shape
 
@@ -23,6 +23,7 @@ class Affine(Primitive):
     bias: Tensor | None
 
     def __post_init__(self) -> None:
+        require_operator(self.op)
         require(self.bias is None or self.bias.shape == (self.op.out_shape[0],), self)
 
     def out_shape(self, *shapes: Shape) -> Shape:
@@ -86,7 +87,8 @@ class Sum(Primitive):
     coefficients: list[float]
 
     def __post_init__(self) -> None:
-        fine = all(isinstance(c, float) and math.isfinite(c) and (c == 0 or abs(c) >= TINY) for c in self.coefficients)
+        object.__setattr__(self, "coefficients", [float(c) for c in self.coefficients])
+        fine = all(math.isfinite(c) and (c == 0 or abs(c) >= TINY) for c in self.coefficients)
         require(len(self.coefficients) >= 1 and fine, self)
 
     def out_shape(self, *shapes: Shape) -> Shape:

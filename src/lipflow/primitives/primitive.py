@@ -73,8 +73,15 @@ def require(right: bool, p: Primitive) -> None:
     """Refuse a primitive whose data no program here can run."""
     if not right:
         values = {f.name: getattr(p, f.name) for f in dataclasses.fields(p)}
-        plain = {name: value for name, value in values.items() if isinstance(value, int | float | str | list | tuple)}
-        raise ValueError(f"a {p.kind} primitive cannot be built from {plain}")
+        shown = {name: tuple(v.shape) if isinstance(v, Tensor) else v for name, v in values.items()}
+        article = "an" if p.kind[0] in "aeiou" else "a"
+        raise ValueError(f"{article} {p.kind} primitive cannot be built from {shown}")
+
+
+def require_operator(op: object) -> None:
+    """Refuse what is no operator, such as the weight of one."""
+    if not isinstance(op, LinearOperator):
+        raise TypeError(f"a primitive takes an operator, such as Dense(matrix), not {type(op).__name__}")
 
 
 def require_shape(fits: bool, p: Primitive, *shapes: Shape) -> None:

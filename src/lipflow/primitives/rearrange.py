@@ -186,15 +186,14 @@ class MaxPool(Primitive):
         pairs = (self.kernel, self.stride, self.padding, self.dilation)
         integers = all(len(pair) == 2 and all(type(n) is int for n in pair) for pair in pairs)
         require(integers and min(*self.kernel, *self.stride, *self.dilation) >= 1 and min(self.padding) >= 0, self)
+        require(all(2 * p <= k for p, k in zip(self.padding, self.kernel, strict=True)), self)
 
     def out_shape(self, *shapes: Shape) -> Shape:
         require_shape(len(shapes) == 1 and len(shapes[0]) == 3, self, *shapes)
         channels, *size = shapes[0]
         axes = zip(size, self.kernel, self.stride, self.padding, self.dilation, strict=True)
         out = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]
-        require_shape(
-            min(out) >= 1 and all(2 * p <= k for p, k in zip(self.padding, self.kernel, strict=True)), self, *shapes
-        )
+        require_shape(min(out) >= 1, self, *shapes)
         return channels, out[0], out[1]
 
     def run(self, *xs: Tensor) -> Tensor:

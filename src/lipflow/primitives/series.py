@@ -40,7 +40,7 @@ class Series(Primitive):
     def run(self, *xs: Tensor) -> Tensor:
         total = term = xs[0]
         for j in range(1, self.terms):
-            term = self.op(term) * (self.h / j)
+            term = self.op(term).mul_(self.h / j)
             total = total + term
         return total
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 
 from lipflow.attack import EXAMPLES, OUTCOMES
-from lipflow.frozen import SCHEMA
+from lipflow.graph.file import SCHEMA
 from lipflow.record import CLAIMS, ROWS, digest
 from lipflow.rounding import down
 from lipflow.train.recipe import radius as parse_radius

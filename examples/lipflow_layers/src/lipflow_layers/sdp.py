@@ -37,9 +37,6 @@ class LoweredSDPLayer(SDPLayer):
     worse than the whole.
     """
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x)
-
     def lower(self, x: Node) -> Node:
         root = self.rescaling().rsqrt()
         return Descent(Dense(root[:, None] * self.weight), root * self.bias, MONOTONE["relu"], 2.0)(x)

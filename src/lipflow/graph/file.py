@@ -1,0 +1,159 @@
+"""A certified graph as plain data and tensors, and back: what a file of a frozen network holds.
+
+The description is a list of primitives, whose tensors have names, and a list of vertices [primitive, *inputs].
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lipflow.graph.fold import Domain
+from lipflow.graph.graph import Graph
+from lipflow.node import LoweringError, Vertex
+from lipflow.operators import Conv2d, Dense, FourierMultiplier
+from lipflow.operators.certified import CertifiedAdjoint, CertifiedFourier, CertifiedOperator, certify
+from lipflow.primitives import KINDS, MONOTONE, Input, Primitive
+from lipflow.primitives.nonlinearity import EXACT, Monotone, name_of
+
+SCHEMA = 2
+
+
+def tensors_of(p: Primitive) -> list[tuple[str, Tensor]]:
+    """Every tensor of a primitive, by name."""
+    named = []
+    for field in dataclasses.fields(p):
+        value = getattr(p, field.name)
+        if isinstance(value, CertifiedOperator):
+            op = value.inner if isinstance(value, CertifiedAdjoint) else value
+            fourier = isinstance(op, CertifiedFourier)
+            named += [("real", op.real), ("imaginary", op.imaginary)] if fourier else [("weight", op.weight)]
+        elif isinstance(value, Tensor):
+            named.append((field.name, value))
+    return named
+
+
+def describe(graph: Graph, domain: Domain) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """A certified graph and its domain as plain data, and its tensors by name, each content once."""
+    tensors: dict[str, Tensor] = {}
+    names: dict[int, str] = {}
+    primitives: list[dict[str, Any]] = []
+    known: dict[int, int] = {}
+    place = {id(v): i for i, v in enumerate(graph.vertices)}
+
+    def name(t: Tensor) -> str:
+        if id(t) not in names:
+            names[id(t)] = f"t{len(tensors)}"
+            tensors[names[id(t)]] = (t.to(torch.int32) if t.dtype == torch.int64 else t).contiguous()
+        return names[id(t)]
+
+    vertices = []
+    for v in graph.vertices:
+        p = v.primitive
+        if id(p) not in known:
+            if KINDS.get(p.kind) is not type(p):
+                raise LoweringError(f"{v.name}: {p.kind} is a kind of primitive that lipflow.check does not know")
+            fields = {f.name: _plain(getattr(p, f.name), name) for f in dataclasses.fields(p)}
+            known[id(p)] = len(primitives)
+            primitives.append(dict(kind=p.kind, **fields))
+        vertices.append([known[id(p)], *(place[id(i)] for i in v.inputs)])
+    description = dict(
+        schema=SCHEMA,
+        domain=list(domain),
+        primitives=primitives,
+        vertices=vertices,
+        names=[v.name for v in graph.vertices],
+        note=graph.note,
+    )
+    return description, tensors
+
+
+_OPERATORS: dict[type, str] = {Dense: "matrix", Conv2d: "convolution", FourierMultiplier: "fourier"}
+
+
+def _plain(value: Any, name: Callable[[Tensor], str]) -> Any:
+    if isinstance(value, CertifiedOperator):
+        adjoint = isinstance(value, CertifiedAdjoint)
+        op = value.inner if adjoint else value
+        held = dict(kind=_OPERATORS[type(op.op)], geometry=op.geometry, adjoint=adjoint)
+        if isinstance(op, CertifiedFourier):
+            return dict(held, real=name(op.real), imaginary=name(op.imaginary))
+        return dict(held, weight=name(op.weight))
+    if isinstance(value, Tensor):
+        return name(value)
+    if isinstance(value, Monotone):
+        return name_of(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def restored(description: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Graph, Domain]:
+    """The inverse of `describe`. Every norm is bounded anew."""
+    primitives = [_primitive(i, entry, tensors) for i, entry in enumerate(description["primitives"])]
+    vertices: list[Vertex] = []
+    for i, ((which, *inputs), name) in enumerate(zip(description["vertices"], description["names"], strict=True)):
+        if not all(type(j) is int for j in (which, *inputs)) or not 0 <= which < len(primitives):
+            raise ValueError(f"vertex {i} is described by {[which, *inputs]}, which are not indices")
+        p = primitives[which]
+        if not all(0 <= j < i for j in inputs) or isinstance(p, Input) != (i == 0):
+            raise ValueError(f"vertex {i} does not come after its inputs")
+        taken = tuple(vertices[j] for j in inputs)
+        vertices.append(Vertex(p, taken, p.out_shape(*(v.shape for v in taken)), str(name)))
+    if not vertices:
+        raise ValueError("the file holds no network")
+    low, high = description["domain"]
+    if not all(type(number) in (int, float) for number in (low, high)):
+        raise ValueError(f"a domain is two numbers, not {[low, high]}")
+    return Graph(tuple(vertices), str(description["note"])), (float(low), float(high))
+
+
+def _primitive(index: int, entry: dict[str, Any], tensors: dict[str, Tensor]) -> Primitive:
+    """A primitive from its description and the tensors of its file."""
+    kind = KINDS.get(entry.get("kind", ""))
+    if kind is None:
+        raise ValueError(f"primitive {index} is of a kind that is not known: {entry.get('kind')!r}")
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        value: Any = entry[field.name]
+        numbers = value if field.name == "coefficients" else [value] if field.type in (int, float, bool) else []
+        if any(type(number) is not (float if field.name == "coefficients" else field.type) for number in numbers):
+            raise ValueError(f"the {field.name} of a {kind.kind} primitive cannot be {value!r}")
+        if field.name == "op":
+            value = _operator(value, tensors)
+        elif field.name == "sigma":
+            if value not in EXACT:
+                raise ValueError(f"a {kind.kind} primitive cannot be built from σ = {value!r}")
+            value = MONOTONE[value]
+        elif field.name == "index":
+            value = _tensor(tensors, value, torch.int32).to(torch.int64)
+        elif "Tensor" in str(field.type) and value is not None:
+            value = _tensor(tensors, value)
+        elif "tuple" in str(field.type):
+            value = tuple(value or ())
+        values[field.name] = value
+    return kind(**values)
+
+
+def _operator(entry: dict[str, Any], tensors: dict[str, Tensor]) -> CertifiedOperator:
+    geometry = {key: _tuples(value) for key, value in entry["geometry"].items()}
+    kind = {kind: made for made, kind in _OPERATORS.items()}.get(entry["kind"])
+    if kind is FourierMultiplier:
+        parts = _tensor(tensors, entry["real"]), _tensor(tensors, entry["imaginary"])
+        held = certify(FourierMultiplier(torch.complex(*parts), geometry["in_size"]))
+    elif kind is not None:
+        held = certify(kind(_tensor(tensors, entry["weight"]), **geometry))
+    else:
+        raise ValueError(f"an operator is of a kind that is not known: {entry['kind']!r}")
+    return held.certified_adjoint() if entry["adjoint"] else held
+
+
+def _tensor(tensors: dict[str, Tensor], name: str, dtype: torch.dtype = torch.float64) -> Tensor:
+    t = tensors.get(name)
+    if t is None or t.dtype != dtype or not bool(torch.isfinite(t).all()):
+        raise ValueError(f"the file has no finite {str(dtype).removeprefix('torch.')} tensor {name!r}")
+    return t
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value

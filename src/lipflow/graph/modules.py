@@ -1,0 +1,77 @@
+"""Modules that are lowered: those that know how, a float64 copy of one, and one that is left as it was."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lipflow.node import Node
+
+# How classes that cannot be given a `lower` of their own are lowered: {class: function(module, node) -> node}.
+LOWERINGS: dict[type[nn.Module], Callable[[Any, Node], Node]] = {}
+
+
+def lowering_of(kind: type) -> Callable[[Any, Node], Node] | None:
+    """How a class is lowered: as the table says, or by its own `lower`, unless a subclass has another `forward`."""
+    if kind in LOWERINGS:
+        return LOWERINGS[kind]
+    owners = {name: next((c for c in kind.__mro__ if name in vars(c)), None) for name in ("forward", "lower")}
+    if owners["lower"] is None or owners["forward"] is None or not issubclass(owners["lower"], owners["forward"]):
+        return None
+    return vars(owners["lower"])["lower"]
+
+
+@contextmanager
+def lowered_forwards(module: nn.Module) -> Iterator[None]:
+    """While this is entered, modules that know how they are lowered do so when they are called."""
+    changed = []
+    try:
+        for part in module.modules():
+            way = lowering_of(type(part))
+            if way is not None and "forward" not in vars(part):
+                part.forward = partial(way, part)
+                changed.append(part)
+        yield
+    finally:
+        for part in changed:
+            del part.forward
+
+
+def float64_copy(module: nn.Module) -> nn.Module | None:
+    """A copy in float64 (complex128 where it is complex), in evaluation mode; None if there is no copy of it."""
+    try:
+        twin = copy.deepcopy(module).to("cpu")
+        for t in (*twin.parameters(), *twin.buffers()):
+            if t.is_floating_point() or t.is_complex():
+                t.data = t.data.to(torch.complex128 if t.is_complex() else torch.float64)
+        return twin.eval()
+    except Exception:  # whatever a copy of somebody's module raises, the module itself can be lowered
+        return None
+
+
+@contextmanager
+def left_as_it_was(module: nn.Module) -> Iterator[None]:
+    """Within it a module is in evaluation mode; afterwards its modes, attributes and buffers are as before."""
+    tables = ("_parameters", "_buffers", "_modules")
+    before = [(m, dict(vars(m)), {name: dict(vars(m).get(name, {})) for name in tables}) for m in module.modules()]
+    tensors = [t for _, plain, held in before for t in (*plain.values(), *held["_buffers"].values())]
+    copies = [(t, t.detach().clone()) for t in tensors if isinstance(t, Tensor)]
+    module.eval()
+    try:
+        yield
+    finally:
+        for m, plain, held in before:
+            vars(m).clear()
+            vars(m).update(plain)
+            for name, entries in held.items():
+                if name in plain:
+                    plain[name].clear()
+                    plain[name].update(entries)
+        with torch.no_grad():
+            for t, values in copies:
+                if not torch.equal(t, values):
+                    t.copy_(values)

@@ -1,0 +1,76 @@
+"""The comparison of a graph with the network that it was lowered from, on random images."""
+
+from collections import defaultdict
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lipflow.graph.graph import Graph, in_order, values
+from lipflow.graph.modules import lowering_of
+from lipflow.node import IMAGES, LoweringError, Vertex
+
+SCALES = (1.0, 30.0, 1e-3)  # of the random images of a probe; the second ones are far outside of [0, 1]
+# How well a graph and its network agree: relatively, and relative to the greatest norm on the way, which was rounded.
+CLOSE = (1e-9, 1e-13)  # in float64
+CLOSE_OTHERWISE = (1e-4, 1e-6)
+
+
+def probe(module: nn.Module, graph: Graph, outputs: dict[str, list[Vertex]], dtype: torch.dtype) -> None:
+    """Run a network and its graph on random images, and compare what every module returns.
+
+    The batch is of another size than the one that a node stands for, so that a size that was made a constant is seen.
+    """
+    random = torch.Generator().manual_seed(0)
+    wanted = [vertex for vertices in outputs.values() for vertex in vertices]
+    order = in_order(graph.vertices[0], [*wanted, graph.output])
+    for scale in SCALES:
+        x = scale * torch.randn(IMAGES + 1, *graph.in_shape, generator=random, dtype=torch.float64)
+        found: dict[str, list[Tensor]] = {}
+        with torch.no_grad(), torch.device("cpu"), ExitStack() as stack:
+            for name, part in module.named_modules():
+                stack.callback(part.register_forward_hook(partial(_collect, found, name)).remove)
+            result = module(x.to(dtype, copy=True))  # a copy, as it may be changed in place
+            if isinstance(result, Tensor) and result.dtype != dtype:
+                raise RuntimeError(f"{type(module).__name__} computes in {result.dtype}, and not in {dtype}")
+        expected: dict[int, list[tuple[str, Tensor]]] = defaultdict(list)
+        for name, vertices in outputs.items():
+            # What a module with a `lower` runs inside may be called another number of times.
+            if len(found.get(name, [])) == len(vertices):
+                for vertex, theirs in zip(vertices, found[name], strict=True):
+                    expected[id(vertex)].append((name, theirs))
+        expected[id(graph.output)].append(("", result))
+        largest = max(float(t.norm()) for tensors in found.values() for t in tensors)
+        for vertex, ours in zip(order, values(order, {id(order[0]): x.to(dtype).double()}), strict=True):
+            largest = max(largest, float(ours.norm()))
+            for name, theirs in expected[id(vertex)]:
+                require_close(module, name, theirs, ours, dtype, largest)
+
+
+def _collect(found: dict[str, list[Tensor]], name: str, module: nn.Module, args: Any, output: Any) -> None:
+    if isinstance(output, Tensor):
+        found.setdefault(name, []).append(output.detach().clone())
+
+
+def require_close(
+    module: nn.Module, name: str, theirs: Tensor, ours: Tensor, dtype: torch.dtype, largest: float
+) -> None:
+    """Refuse a graph that computes something else than a part of a network; numbers up to `largest` were rounded."""
+    part = module.get_submodule(name)
+    called = f"{name} ({type(part).__name__})" if name else type(part).__name__
+    images = IMAGES + 1
+    if theirs.shape != (images, *ours.shape[1:]):
+        shapes = f"{tuple(theirs.shape)}, lowered ({images}, {str(tuple(ours.shape[1:]))[1:]}"
+        raise LoweringError(f"{called} returns another shape than it was lowered to, for {images} images: {shapes}")
+    if not bool(torch.isfinite(theirs).all()):
+        raise LoweringError(f"{called} gives numbers that are not finite, on random images")
+    length, apart = float(theirs.double().norm()), float((theirs.double() - ours).norm())
+    close, rounded = CLOSE if dtype == torch.float64 else CLOSE_OTHERWISE
+    if not apart <= close * length + rounded * largest:
+        why = "is its `lower` right?" if lowering_of(type(part)) else "does it do the same in every call and batch?"
+        raise LoweringError(
+            f"{called} computes something else than it was lowered to: on random images the two are {apart:.3g} apart, "
+            f"of {length:.3g}; {why}"
+        )
