@@ -44,7 +44,7 @@ def step(depth: int, channels: int, batch: int, size: int, inner: int, checkpoin
     network = lipflow.build(
         "cpl", 10, (3, size, size), depth=depth, channels=channels, inner=inner, depth_linear=1, features=512
     ).train()
-    network.checkpoint_activations = checkpoint
+    network.recompute_activations(checkpoint)
     optimiser = torch.optim.Adam(network.parameters(), 1e-3, fused=True)
     x, y = torch.rand(batch, 3, size, size), torch.randint(0, 10, (batch,))
     start = 0.0

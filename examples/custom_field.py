@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 import lipflow
 from lipflow import ExplicitEuler, Flow, ImplicitEuler, Midpoint
-from lipflow.flows import Both, Cell, Convex, DenseWeight, Field, Step
+from lipflow.flows import Convex, DenseWeight, Field, Step
+from lipflow.node import Node
 from lipflow.primitives import Norm
 from lipflow.rounding import mul_up
 from lipflow.shapes import Shape
@@ -52,9 +53,9 @@ class LogSumExp(Convex):
         op = self.weight(x)
         return op.adjoint(torch.softmax(op(x) + self.bias, 1))
 
-    def smoothness_estimate(self, shape: Shape | None, learn: bool, refine: int = 0) -> Tensor:
+    def smoothness_estimate(self, shape: Shape | None, iterations: int = 1) -> Tensor:
         """From below, and differentiable: what training uses."""
-        return self.weight.estimate(self.weight.operator(shape), learn, refine) ** 2 / 2
+        return self.weight.estimate(self.weight.operator(shape), iterations) ** 2 / 2
 
     def smoothness(self, shape: Shape | None, norm: Norm) -> float:
         """With the norm that is asked for, rounded up: a bound from above, if it is `lipflow.norm_bound`."""
@@ -66,17 +67,27 @@ class LogSumExp(Convex):
 class Strang(Step):
     """Through -∇f + Ax: half of a turn, a step through -∇f, and the other half (Strang 1968). The constants multiply.
 
-    It is made of cells that are in the table already, so that they can be lowered, and `lipflow.freeze` knows them.
+    It is made of steps that lipflow knows, so `lipflow.freeze` knows it too.
     """
 
     convex_step: Step
     half_turn: Step
 
-    def cell(self, field: Field) -> Cell:
-        if not isinstance(field, lipflow.Sum):
-            raise self.refuse(field, "Strang steps through a Sum(convex, skew)")
-        turn = self.half_turn.cell(field.skew)
-        return Both(turn, Both(self.convex_step.cell(field.convex), turn))
+    def require(self, field: Field) -> None:
+        if not isinstance(field, lipflow.ConvexPlusSkew):
+            raise self.refusal(field, "Strang steps through a ConvexPlusSkew(convex, skew)")
+        self.convex_step.require(field.convex)
+        self.half_turn.require(field.skew)
+
+    def __call__(self, field: Field, x: Tensor) -> Tensor:
+        assert isinstance(field, lipflow.ConvexPlusSkew)
+        turned = self.half_turn(field.skew, x)
+        return self.half_turn(field.skew, self.convex_step(field.convex, turned))
+
+    def lower(self, field: Field, x: Node) -> Node:
+        assert isinstance(field, lipflow.ConvexPlusSkew)
+        turned = self.half_turn.lower(field.skew, x)
+        return self.half_turn.lower(field.skew, self.convex_step.lower(field.convex, turned))
 
 
 def stretched(layer: nn.Module, tolerance: float, steps: int = 100) -> float:
@@ -99,14 +110,14 @@ def main() -> None:
     torch.set_default_dtype(torch.float64)
     variation = lipflow.Potential(SmoothVariation(delta=0.5), smoothness=4 / 0.5)
     learned = LogSumExp(DenseWeight(8, 32))
-    both = lipflow.Sum(learned, lipflow.Skew(DenseWeight(8, 8)))
+    both = lipflow.ConvexPlusSkew(learned, lipflow.Skew(DenseWeight(8, 8)))
     layers = {
         "SmoothVariation, ExplicitEuler": Flow(variation, ExplicitEuler()),
         "SmoothVariation, ExplicitEuler(0.5)": Flow(variation, ExplicitEuler(0.5)),
         "SmoothVariation, ImplicitEuler(2)": Flow(variation, ImplicitEuler(2.0)),
         "LogSumExp, ExplicitEuler": Flow(learned, ExplicitEuler()),
         "LogSumExp, Midpoint": Flow(learned, Midpoint()),
-        "Sum, Strang": Flow(both, Strang(ExplicitEuler(), Midpoint(0.5))),
+        "ConvexPlusSkew, Strang": Flow(both, Strang(ExplicitEuler(), Midpoint(0.5))),
     }
     print("layer                                declares L     ε        was seen to stretch by")
     for name, layer in layers.items():

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from experiments.provenance import of_test
@@ -25,7 +25,6 @@ from lipflow.commands.attack import Attack, attack
 from lipflow.commands.certify import Certify, certify
 from lipflow.data import Split, load, to_unit
 from lipflow.files import write_atomic
-from lipflow.flows.together import in_chains
 from lipflow.frozen import Frozen, freeze
 from lipflow.models import Network
 from lipflow.report.consistency import contradictions
@@ -169,13 +168,19 @@ def _gradient(folder: Path, scale: Scale) -> dict[str, Any]:
     return {"gradient": found, **first, "probed": len(images)}
 
 
+def _layers(chain: nn.Sequential) -> list[nn.Module]:
+    """The layers of chains within chains, in their order."""
+    parts = (_layers(m) if isinstance(m, nn.Sequential) else [m] for m in chain)
+    return [layer for part in parts for layer in part]
+
+
 def norms(network: Network, images: Tensor, labels: Tensor) -> list[float]:
     """The mean over images of ‖∂loss/∂x_l‖ before each layer l with weights, over that of the scores: 1 is as large.
 
     Backwards through a 1-Lipschitz layer a gradient never grows.
     """
     x, inputs = to_unit(images), []
-    for layer in in_chains(network.stages):
+    for layer in _layers(network.stages):
         if any(True for _ in layer.parameters()):
             x = x if inputs else x.detach().requires_grad_()
             inputs.append(x)

@@ -9,7 +9,16 @@ from torch import Tensor, nn
 
 import lipflow
 from lipflow import blocks, testing
-from lipflow.flows import ConvexPotential, ConvWeight, DenseWeight, Potential, ReshapedNorm, Skew, Sum, Weight
+from lipflow.flows import (
+    ConvexPlusSkew,
+    ConvexPotential,
+    ConvWeight,
+    DenseWeight,
+    Potential,
+    ReshapedScale,
+    Skew,
+    Weight,
+)
 from lipflow.models import Network
 
 
@@ -38,7 +47,7 @@ def _images(**options) -> ConvexPotential:
 
 
 def _scaled_skew() -> Skew:
-    return Skew(ConvWeight(4, 4, groups=2), ReshapedNorm(1.5))
+    return Skew(ConvWeight(4, 4, groups=2), ReshapedScale(1.5))
 
 
 LAYERS: dict[str, Layer] = {
@@ -95,13 +104,15 @@ LAYERS: dict[str, Layer] = {
     ),
     "split": Layer(
         lambda: lipflow.Flow(
-            Sum(_potential(), Skew(DenseWeight(6, 6))), lipflow.Split(lipflow.ExplicitEuler(), lipflow.Midpoint())
+            ConvexPlusSkew(_potential(), Skew(DenseWeight(6, 6))),
+            lipflow.Split(lipflow.ExplicitEuler(), lipflow.Midpoint()),
         ),
         (6,),
     ),
     "split, implicit": Layer(
         lambda: lipflow.Flow(
-            Sum(_images(), Skew(ConvWeight(3, 3))), lipflow.Split(lipflow.ImplicitEuler(), lipflow.Exponential())
+            ConvexPlusSkew(_images(), Skew(ConvWeight(3, 3))),
+            lipflow.Split(lipflow.ImplicitEuler(), lipflow.Exponential()),
         ),
         (3, 4, 5),
     ),
@@ -123,9 +134,10 @@ LAYERS: dict[str, Layer] = {
     "space to depth": Layer(lambda: blocks.SpaceToDepth(2), (2, 4, 6)),
     "flatten": Layer(blocks.Flatten, (2, 3, 4)),
     "mirrored": Layer(
-        lambda: blocks.Mirrored(blocks.Center(0.3), lipflow.cpl_conv(2, 3), blocks.AvgPool(2), nn.Flatten()), (2, 4, 3)
+        lambda: blocks.FlipAverage(blocks.Center(0.3), lipflow.cpl_conv(2, 3), blocks.AvgPool(2), nn.Flatten()),
+        (2, 4, 3),
     ),
-    "mirrored twice": Layer(lambda: blocks.Mirrored(blocks.Mirrored(lipflow.cpl_conv(1, 3))), (1, 2, 3)),
+    "mirrored twice": Layer(lambda: blocks.FlipAverage(blocks.FlipAverage(lipflow.cpl_conv(1, 3))), (1, 2, 3)),
     "center": Layer(lambda: blocks.Center([0.1, 0.2, 0.3]), (3, 3, 4)),
     "center and scale": Layer(lambda: blocks.Center([0.1, 0.2], [0.5, 0.25]), (2, 3, 4)),
     "truncate": Layer(lambda: blocks.Truncate(4), (7,)),

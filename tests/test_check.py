@@ -145,7 +145,7 @@ def test_accepts_heads_and_lowers_none_of_their_pairs(head, mirrored, tmp_path):
     torch.manual_seed(0)
     body = [lipflow.cpl_conv(1, 3), nn.Flatten()]
     _certificate(
-        tmp_path, nn.Sequential(*([blocks.Mirrored(*body)] if mirrored else body), HEADS[head]()), (1, 2, 3), 5
+        tmp_path, nn.Sequential(*([blocks.FlipAverage(*body)] if mirrored else body), HEADS[head]()), (1, 2, 3), 5
     )
     check.check(tmp_path, full=True)
     claims = _claims(tmp_path)

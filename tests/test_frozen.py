@@ -17,7 +17,7 @@ import lipflow
 from lipflow import blocks
 from lipflow.graph.file import describe
 from lipflow.operators.certified import certify as certify_operator
-from lipflow.primitives import Descent, Series
+from lipflow.primitives import Descent, TruncatedExponential
 from lipflow.primitives.descent import step_size
 from tests import contract
 from tests.contract import FREEZABLE, REFUSED
@@ -381,7 +381,7 @@ def test_files_of_something_else_are_refused(tmp_path):
 
 def test_a_series_that_is_not_skew_is_refused():
     with pytest.raises(ValueError, match="series primitive cannot be built"):
-        Series(certify_operator(lipflow.Dense(torch.eye(3))), 1.0, 5)
+        TruncatedExponential(certify_operator(lipflow.Dense(torch.eye(3))), 1.0, 5)
 
 
 def test_another_default_device_changes_nothing(tmp_path):

@@ -21,6 +21,7 @@ ORDER = [
     "primitives",
     "graph",
     "bound",
+    "fast",
     "flows",
     "blocks",
     "models",

@@ -14,24 +14,26 @@ _ROOMS = {
     "operators": ("Conv2d", "Dense", "LinearOperator", "norm_bound", "norm_estimate"),
     "flows": (
         "ConvWeight",
+        "ConvexPlusSkew",
         "ConvexPotential",
         "DenseWeight",
         "ExplicitEuler",
         "Exponential",
         "Flow",
         "ImplicitEuler",
-        "LearnedNorm",
+        "LearnedScale",
         "Midpoint",
         "Monotone",
         "Potential",
-        "ReshapedNorm",
+        "ReshapedScale",
+        "Sequential",
         "Skew",
-        "SpectralNorm",
+        "SpectralScale",
         "Split",
-        "Sum",
         "cayley",
         "cpl_conv",
         "cpl_dense",
+        "fuse",
         "proximal",
         "soc",
     ),
@@ -115,6 +117,7 @@ if TYPE_CHECKING:  # the same names for who reads types, and no others; a test h
     from lipflow.bound import Bound as Bound
     from lipflow.bound import lipschitz_bound as lipschitz_bound
     from lipflow.certificate import Certificates as Certificates
+    from lipflow.flows import ConvexPlusSkew as ConvexPlusSkew
     from lipflow.flows import ConvexPotential as ConvexPotential
     from lipflow.flows import ConvWeight as ConvWeight
     from lipflow.flows import DenseWeight as DenseWeight
@@ -122,18 +125,19 @@ if TYPE_CHECKING:  # the same names for who reads types, and no others; a test h
     from lipflow.flows import Exponential as Exponential
     from lipflow.flows import Flow as Flow
     from lipflow.flows import ImplicitEuler as ImplicitEuler
-    from lipflow.flows import LearnedNorm as LearnedNorm
+    from lipflow.flows import LearnedScale as LearnedScale
     from lipflow.flows import Midpoint as Midpoint
     from lipflow.flows import Monotone as Monotone
     from lipflow.flows import Potential as Potential
-    from lipflow.flows import ReshapedNorm as ReshapedNorm
+    from lipflow.flows import ReshapedScale as ReshapedScale
+    from lipflow.flows import Sequential as Sequential
     from lipflow.flows import Skew as Skew
-    from lipflow.flows import SpectralNorm as SpectralNorm
+    from lipflow.flows import SpectralScale as SpectralScale
     from lipflow.flows import Split as Split
-    from lipflow.flows import Sum as Sum
     from lipflow.flows import cayley as cayley
     from lipflow.flows import cpl_conv as cpl_conv
     from lipflow.flows import cpl_dense as cpl_dense
+    from lipflow.flows import fuse as fuse
     from lipflow.flows import proximal as proximal
     from lipflow.flows import soc as soc
     from lipflow.frozen import Frozen as Frozen

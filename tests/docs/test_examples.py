@@ -80,14 +80,16 @@ def test_a_bound_that_is_too_small_is_noticed():
 
 def test_a_custom_step_through_our_fields_freezes():
     module = example("custom_field")
-    field = lipflow.Sum(lipflow.ConvexPotential(lipflow.DenseWeight(8, 32)), lipflow.Skew(lipflow.DenseWeight(8, 8)))
+    field = lipflow.ConvexPlusSkew(
+        lipflow.ConvexPotential(lipflow.DenseWeight(8, 32)), lipflow.Skew(lipflow.DenseWeight(8, 8))
+    )
     layer = lipflow.Flow(field, module.Strang(lipflow.ExplicitEuler(), lipflow.Midpoint(0.5)))
     frozen = lipflow.freeze(nn.Sequential(layer).eval(), in_shape=(8,))
     assert [row.kind for row in frozen.ledger] == ["input", "affine", "descent", "affine"]
     assert frozen.lipschitz < 1 + 1e-8
     x = torch.rand(5, 8)
     torch.testing.assert_close(frozen(x).float(), layer(x), rtol=1e-2, atol=1e-3)  # h differs: estimated, certified
-    with pytest.raises(TypeError, match="Strang steps through a Sum"):
+    with pytest.raises(TypeError, match="Strang steps through a ConvexPlusSkew"):
         lipflow.Flow(
             lipflow.Skew(lipflow.DenseWeight(8, 8)), module.Strang(lipflow.ExplicitEuler(), lipflow.Midpoint())
         )

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lipflow.flows import ConvexPotential, ConvWeight, DenseWeight, Monotone, Potential, Skew, Sum
+from lipflow.flows import ConvexPlusSkew, ConvexPotential, ConvWeight, DenseWeight, Monotone, Potential, Skew
 
 VectorField = Callable[[float, Tensor], Tensor]
 
@@ -45,19 +45,19 @@ def distances(field: VectorField, x: Tensor, z: Tensor, time: float, steps: int)
     )
 
 
-def dense_field(sigma: str) -> tuple[Sum, Tensor]:
-    field = Sum(ConvexPotential(DenseWeight(6, 9), sigma), Skew(DenseWeight(6, 6))).double()
+def dense_field(sigma: str) -> tuple[ConvexPlusSkew, Tensor]:
+    field = ConvexPlusSkew(ConvexPotential(DenseWeight(6, 9), sigma), Skew(DenseWeight(6, 6))).double()
     return field, torch.randn(64, 6, dtype=torch.float64)
 
 
-def conv_field(sigma: str) -> tuple[Sum, Tensor]:
-    field = Sum(ConvexPotential(ConvWeight(2, 3), sigma), Skew(ConvWeight(2, 2))).double()
+def conv_field(sigma: str) -> tuple[ConvexPlusSkew, Tensor]:
+    field = ConvexPlusSkew(ConvexPotential(ConvWeight(2, 3), sigma), Skew(ConvWeight(2, 2))).double()
     return field, torch.randn(16, 2, 5, 4, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("sigma", ["softplus", "tanh", "sigmoid"])
 @pytest.mark.parametrize("build", [dense_field, conv_field])
-def test_no_pair_of_trajectories_ever_moves_apart(build: Callable[[str], tuple[Sum, Tensor]], sigma: str):
+def test_no_pair_of_trajectories_ever_moves_apart(build: Callable[[str], tuple[ConvexPlusSkew, Tensor]], sigma: str):
     field, x = build(sigma)
     with torch.no_grad():
         field.convex.weight.weight.mul_(3)
@@ -102,7 +102,7 @@ def test_a_quadratic_potential_keeps_between_the_exponentials_of_its_spectrum():
     gradient = nn.Linear(5, 5).double()
     with torch.no_grad():
         gradient.weight.copy_(basis @ spectrum.diag() @ basis.T)
-    field = Sum(Potential(gradient, smoothness=3.0), Skew(DenseWeight(5, 5)).double())
+    field = ConvexPlusSkew(Potential(gradient, smoothness=3.0), Skew(DenseWeight(5, 5)).double())
     with torch.no_grad():
         field.skew.weight.weight.mul_(4)
     x, z = torch.randn(2, 200, 5, dtype=torch.float64)
@@ -135,6 +135,6 @@ def test_a_nonlinear_potential_keeps_between_the_exponentials_of_its_slopes():
     skew = Skew(DenseWeight(4, 4)).double()
     # Starts close to the origin feel the upper slope, starts far away the lower one.
     x, z = torch.randn(2, 200, 4, dtype=torch.float64) * torch.logspace(-2, 2, 200, dtype=torch.float64)[:, None]
-    total = Sum(field, skew)
+    total = ConvexPlusSkew(field, skew)
     times, distance = distances(lambda t, x: pace(t) * total(x), x, z, time=1.5, steps=600)
     require_between(-2 * values[0].item() ** 2, -(values[-1].item() ** 2), times, distance)

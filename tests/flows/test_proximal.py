@@ -320,11 +320,11 @@ def test_the_declared_tolerance_covers_what_is_left_unsolved(kind: type, sigma: 
     assert wider.tolerance >= bound.tolerance
 
 
-def test_an_estimate_that_fell_behind_promises_no_rate():
+def test_an_estimate_that_is_far_too_low_promises_no_rate(monkeypatch):
     flow = layer(ImplicitEuler(1.0))
     assert lipschitz_bound(flow, in_shape=(4,)).tolerance < 1e-6
-    with torch.no_grad():  # the bottom singular vector: power iteration has nearly nothing to follow from there
-        flow.field.weight.u.copy_(torch.linalg.svd(flow.field.weight.weight).Vh[-1])
+    usual = ConvexPotential.smoothness_estimate
+    monkeypatch.setattr(ConvexPotential, "smoothness_estimate", lambda *args: 0.7 * usual(*args))
     assert lipschitz_bound(flow, in_shape=(4,)).tolerance == math.inf
 
 
@@ -354,7 +354,7 @@ def test_a_constant_gradient_is_differentiable():
 def test_after_a_layer_that_autocast_has_rounded(step):
     """It is solved, forwards and backwards, in full precision."""
     torch.manual_seed(0)
-    first, implicit = lipflow.cpl_dense(6, 6), Flow(ConvexPotential(DenseWeight(6, 6)), step)
+    first, implicit = lipflow.Sequential(lipflow.cpl_dense(6, 6)), Flow(ConvexPotential(DenseWeight(6, 6)), step)
     x = torch.randn(4, 6, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
         middle = first(x)

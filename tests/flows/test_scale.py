@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lipflow
-from lipflow.flows import ConvWeight, DenseWeight, LearnedNorm, ReshapedNorm, Skew, SpectralNorm
+from lipflow.flows import ConvWeight, DenseWeight, LearnedScale, ReshapedScale, Skew, SpectralScale
 from lipflow.flows.scale import reshapings
 from tests.operators.geometry import draw_geometry
 
@@ -37,7 +37,7 @@ def test_reshapings_of_a_skew_kernel_are_equal_in_pairs():
 def test_soc_scales_by_the_least_of_four(kernel_size, factor):
     torch.manual_seed(0)
     weight = ConvWeight(4, 4, kernel_size, in_size=(5, 5)).double()
-    skew = Skew(weight, ReshapedNorm(factor)).double()
+    skew = Skew(weight, ReshapedScale(factor)).double()
     x = torch.randn(1, 4, 5, 5, dtype=torch.float64)
     for _ in range(300):
         skew(x)
@@ -52,7 +52,7 @@ def test_a_fresh_scale_is_warm():
     """Power iteration begins at construction, so that a fresh layer already has about the norm it will have."""
     torch.manual_seed(0)
     weight = ConvWeight(8, 8, 3)
-    scale = ReshapedNorm(1.0)
+    scale = ReshapedScale(1.0)
     Skew(weight, scale)
     a = (weight.weight - weight.weight.transpose(0, 1).flip(2, 3)).detach() / 2
     for i, matrix in enumerate(reshapings(a)):
@@ -61,14 +61,14 @@ def test_a_fresh_scale_is_warm():
 
 
 def test_scaled_kernels_are_skew_to_the_last_bit():
-    skew = Skew(ConvWeight(3, 3, 3), ReshapedNorm(0.7))
+    skew = Skew(ConvWeight(3, 3, 3), ReshapedScale(0.7))
     kernel = skew.operator((3, 4, 4)).weight
     assert torch.equal(kernel, -kernel.transpose(0, 1).flip(2, 3))
 
 
 def test_spectral_norm_makes_a_turn_of_known_size():
     torch.manual_seed(0)
-    skew = Skew(DenseWeight(6, 6), SpectralNorm()).double()
+    skew = Skew(DenseWeight(6, 6), SpectralScale()).double()
     x = torch.randn(1, 6, dtype=torch.float64)
     for _ in range(300):
         skew(x)
@@ -76,7 +76,7 @@ def test_spectral_norm_makes_a_turn_of_known_size():
 
 
 def test_learned_norm_is_a_parameter_from_the_start():
-    skew = Skew(DenseWeight(4, 4), LearnedNorm())
+    skew = Skew(DenseWeight(4, 4), LearnedScale())
     names = [name for name, _ in skew.named_parameters()]
     assert "scale.alpha" in names
     a = skew.operator(None).weight

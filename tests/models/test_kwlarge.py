@@ -10,7 +10,7 @@ from lipflow import blocks
 def _kernels(network):
     """(inputs, outputs, kernel) of the convolutions."""
     return [
-        (*m.weight.channels, tuple(m.weight.operator(None).weight.shape[2:]))
+        (*m.weight.channels, (m.weight.axes.count(0) + 1, m.weight.axes.count(1) + 1))
         if isinstance(m.weight, blocks.BlockConvolution)
         else (*m.weight.channels, tuple(m.weight.weight.weight.shape[2:]))
         for m in network.stages.convolutions.modules()

@@ -32,8 +32,8 @@ from lipflow.primitives import (
     Primitive,
     Proximal,
     Scale,
-    Series,
     Sum,
+    TruncatedExponential,
 )
 
 Shape = tuple[int, ...]
@@ -141,9 +141,9 @@ def proximal(draw: Draw, shape: Shape) -> Proximal:
     return Proximal(op, draw.normal(op.out_shape[0]), MONOTONE["relu"], 1.0, tau, 3, False)
 
 
-def series(draw: Draw, shape: Shape) -> Series:
+def series(draw: Draw, shape: Shape) -> TruncatedExponential:
     m = draw.normal(*shape, *shape)
-    return Series(certify(Dense((m - m.T) / 2)), 0.7, draw.integer(1, 5))
+    return TruncatedExponential(certify(Dense((m - m.T) / 2)), 0.7, draw.integer(1, 5))
 
 
 def householder(draw: Draw, shape: Shape) -> Householder:
@@ -311,7 +311,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Shape]] = {
     ),
     "two scales": (lambda: Of(_two_scales, nn.Sequential(nn.Flatten(), nn.Linear(16, 3))), (1, 4, 4)),
     "mean over mirror images": (
-        lambda: nn.Sequential(blocks.Mirrored(lipflow.cpl_conv(1, 3, h=0.5), nn.Flatten()), nn.Linear(12, 3)),
+        lambda: nn.Sequential(blocks.FlipAverage(lipflow.cpl_conv(1, 3, h=0.5), nn.Flatten()), nn.Linear(12, 3)),
         (1, 3, 4),
     ),
     "batch normalisation": (

@@ -33,8 +33,8 @@ from lipflow.primitives import (
     Primitive,
     Proximal,
     Scale,
-    Series,
     Sum,
+    TruncatedExponential,
 )
 from lipflow.rounding import sqrt_up
 from tests import contract
@@ -224,8 +224,8 @@ SMALL: dict[str, Case] = {
     "proximal": (lambda g: _proximal(_dense(3, 2, g), g, False), ((2,),)),
     "proximal, no bias": (lambda g: _proximal(_dense(3, 2, g), g, False, bias=False), ((2,),)),
     "proximal, reflected": (lambda g: _proximal(_dense(3, 2, g), g, True), ((2,),)),
-    "series": (lambda g: Series(_skew(g), 0.7, 6), ((3,),)),
-    "series, 2 terms": (lambda g: Series(_skew(g), 0.7, 2), ((3,),)),
+    "series": (lambda g: TruncatedExponential(_skew(g), 0.7, 6), ((3,),)),
+    "series, 2 terms": (lambda g: TruncatedExponential(_skew(g), 0.7, 2), ((3,),)),
     "constant": (lambda g: Constant(g.normal(2, 3)), ()),
     "gather": (lambda g: _gather([[2, 0], [-1, 1]], 3), ((3,),)),
     "gather, in order": (lambda g: _gather([[0, 1, 2, 3]], 4), ((2, 2),)),

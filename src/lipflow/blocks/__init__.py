@@ -4,8 +4,8 @@ from lipflow.blocks.activation import Abs, GroupSort, Householder, MaxMin
 from lipflow.blocks.affine import Affine, Parameterisation, Scaled, reshaped_conv, spectral_conv, spectral_dense
 from lipflow.blocks.bcop import BlockConvolution, Orthonormal, bcop_conv, bjorck_dense
 from lipflow.blocks.cayley import CayleyMatrix, CayleySymbols, cayley_conv, cayley_dense
+from lipflow.blocks.flip import FlipAverage
 from lipflow.blocks.head import Head, LastLayerNormalization, Truncate
-from lipflow.blocks.mirror import Mirrored
 from lipflow.blocks.normalize import Center
 from lipflow.blocks.resize import AvgPool, Flatten, MaxPool, PadChannels, SpaceToDepth, TakeChannels
 from lipflow.blocks.shift import Shift
@@ -20,13 +20,13 @@ __all__ = [
     "CayleySymbols",
     "Center",
     "Flatten",
+    "FlipAverage",
     "GroupSort",
     "Head",
     "Householder",
     "LastLayerNormalization",
     "MaxMin",
     "MaxPool",
-    "Mirrored",
     "Orthonormal",
     "PadChannels",
     "Parameterisation",

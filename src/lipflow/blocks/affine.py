@@ -6,28 +6,24 @@ How W is made is an object: `Scaled` here, `CayleyMatrix` and `CayleySymbols` in
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
 from lipflow.blocks.shift import new_bias
-from lipflow.flows.memo import Memo
-from lipflow.flows.scale import ReshapedNorm, Scale, SpectralNorm
+from lipflow.flows.cache import Cache
+from lipflow.flows.scale import ReshapedScale, Scale, SpectralScale
 from lipflow.flows.weight import ConvWeight, DenseWeight, Weight
 from lipflow.operators import LinearOperator
 from lipflow.operators.conv import Padding
-from lipflow.shapes import Shape
 
 
 class Parameterisation(nn.Module, ABC):
     """A linear map W as a differentiable function of free parameters."""
 
     @abstractmethod
-    def operator(self, shape: Shape | None) -> LinearOperator:
-        """W as evaluation runs it, on inputs of a shape, or of the shape last seen."""
-
-    @abstractmethod
     def forward(self, x: Tensor) -> LinearOperator:
-        """W on the inputs x, whose shape it takes up; training may learn from it."""
+        """W on the inputs x, whose shape it takes up."""
 
     @property
     @abstractmethod
@@ -62,8 +58,8 @@ class Scaled(Parameterisation):
 
     def __init__(self, weight: Weight, scale: Scale) -> None:
         super().__init__()
-        self.weight, self.scale, self.memo = weight, scale, Memo()
-        scale.follow(weight.weight)
+        self.weight, self.scale, self.cache = weight, scale, Cache()
+        scale.begin(weight.weight)
 
     @property
     def channels(self) -> tuple[int, int]:
@@ -73,22 +69,20 @@ class Scaled(Parameterisation):
     def fan_in(self) -> int:
         return self.weight.weight[0].numel()
 
-    def operator(self, shape: Shape | None) -> LinearOperator:
-        op = self.weight.operator(shape)
-        return op.with_weight(op.weight * self.scale(op, self.weight, learn=False))
-
     def forward(self, x: Tensor) -> LinearOperator:
         op = self.weight(x)
-        inputs = (op.weight, self.weight.u, *self.scale.state())
-        weight = self.memo(
-            lambda: op.weight * self.scale(op, self.weight, self.training), inputs, op.in_shape, keep=not self.training
-        )
-        return op.with_weight(weight)
+        return op.with_weight(self.cached(lambda: op.weight * self.scale(op, self.weight), op))
+
+    def cached(self, compute: Callable[[], Tensor], op: LinearOperator) -> Tensor:
+        """compute(), once in evaluation."""
+        if self.training:
+            return compute()
+        return self.cache.transform(compute, op.weight, *self.scale.parameters(), key=op.in_shape)
 
 
 def spectral_dense(in_features: int, out_features: int, *, bias: bool = True) -> Affine:
     """Wx/‖W‖ + b (Miyato et al. 2018), the norm by power iteration."""
-    return Affine(Scaled(DenseWeight(in_features, out_features), SpectralNorm()), bias)
+    return Affine(Scaled(DenseWeight(in_features, out_features), SpectralScale()), bias)
 
 
 def spectral_conv(
@@ -108,7 +102,7 @@ def spectral_conv(
     weight = ConvWeight(
         in_channels, out_channels, kernel_size, padding, padding_mode, stride, dilation, groups, in_size
     )
-    return Affine(Scaled(weight, SpectralNorm()), bias)
+    return Affine(Scaled(weight, SpectralScale()), bias)
 
 
 def reshaped_conv(
@@ -128,4 +122,4 @@ def reshaped_conv(
     weight = ConvWeight(
         in_channels, out_channels, kernel_size, padding, padding_mode, stride, dilation, groups, in_size
     )
-    return Affine(Scaled(weight, ReshapedNorm(1 / math.sqrt(weight.weight[0, 0].numel()))), bias)
+    return Affine(Scaled(weight, ReshapedScale(1 / math.sqrt(weight.weight[0, 0].numel()))), bias)

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lipflow.blocks.affine import Affine, Parameterisation
-from lipflow.flows.memo import Memo, lasting
+from lipflow.fast.torch_state import to_keep
+from lipflow.flows.cache import Cache
 from lipflow.flows.weight import require_flat, require_positive
 from lipflow.operators import Conv2d, Dense
 from lipflow.operators.norm import in_full
-from lipflow.shapes import Shape
 
 ITERATIONS = 20  # of Björck's, as published
 
@@ -71,7 +71,7 @@ class BlockConvolution(Parameterisation):
         require_positive(
             in_channels=in_channels, out_channels=out_channels, kernel_size=min(height, width), iterations=iterations
         )
-        self.sizes, self.iterations, self.memo = (in_channels, out_channels), iterations, Memo()
+        self.sizes, self.iterations, self.cache = (in_channels, out_channels), iterations, Cache()
         # Rows and columns in turn, for as long as both need more taps.
         taps = range(max(height, width) - 1)
         self.axes = [axis for tap in taps for axis, size in enumerate((height, width)) if tap < size - 1]
@@ -98,28 +98,16 @@ class BlockConvolution(Parameterisation):
             kernel = turn(kernel, q, axis)
         return kernel if kernel.shape[:2] == self.sizes[::-1] else kernel.transpose(0, 1)
 
-    def operator(self, shape: Shape | None) -> Conv2d:
-        return self._on(self.kernel(), shape)
-
     def forward(self, x: Tensor) -> Conv2d:
-        kernel = self.memo(self.kernel, (self.mix, self.halves), keep=not self.training)
-        op = self._on(kernel, tuple(x.shape[1:]))
-        if self.seen.shape[1:] != x.shape[2:] and (self.training or 0 in self.seen.shape[1:]):
-            with lasting():
-                self.seen = self.seen.new_empty(0, *x.shape[2:])
-        return op
-
-    def _on(self, kernel: Tensor, shape: Shape | None) -> Conv2d:
-        if shape is None and 0 in self.seen.shape[1:]:
-            raise ValueError(
-                "the norm of a convolution depends on its input size, which this layer has not seen yet; "
-                "give in_shape=(channels, height, width), or run one batch first"
-            )
-        shape = (self.sizes[0], *self.seen.shape[1:]) if shape is None else shape
+        shape = tuple(x.shape[1:])
         if len(shape) != 3 or shape[0] != self.sizes[0]:
             raise ValueError(
                 f"this layer takes images (batch, {self.sizes[0]}, height, width), not (batch, {str(shape)[1:]}"
             )
+        kernel = self.kernel() if self.training else self.cache.transform(self.kernel, self.mix, self.halves)
+        if self.seen.shape[1:] != shape[1:] and (self.training or 0 in self.seen.shape[1:]):
+            with to_keep():
+                self.seen = self.seen.new_empty(0, *shape[1:])
         return Conv2d(kernel, (shape[1], shape[2]), padding="same", padding_mode="circular")
 
     def extra_repr(self) -> str:
@@ -134,7 +122,7 @@ class Orthonormal(Parameterisation):
         super().__init__()
         require_positive(in_features=in_features, out_features=out_features, iterations=iterations)
         self.weight = nn.Parameter(orthogonal(out_features, in_features))
-        self.iterations, self.memo = iterations, Memo()
+        self.iterations, self.cache = iterations, Cache()
 
     @property
     def channels(self) -> tuple[int, int]:
@@ -144,14 +132,13 @@ class Orthonormal(Parameterisation):
     def fan_in(self) -> int:
         return self.weight.shape[1]
 
-    def operator(self, shape: Shape | None) -> Dense:
-        require_flat(shape, self.channels[0])
-        return Dense(bjorck(self.weight, self.iterations))
-
     def forward(self, x: Tensor) -> Dense:
         require_flat(x.shape[1:], self.channels[0])
-        matrix = self.memo(lambda: bjorck(self.weight, self.iterations), (self.weight,), keep=not self.training)
-        return Dense(matrix)
+        return Dense(self.matrix() if self.training else self.cache.transform(self.matrix, self.weight))
+
+    def matrix(self) -> Tensor:
+        """The matrix `(out, in)`."""
+        return bjorck(self.weight, self.iterations)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[1]} → {self.weight.shape[0]}, iterations={self.iterations}"
@@ -185,5 +172,5 @@ def _take_size(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_
     """Before a state dict is loaded: make room for the input size it carries."""
     seen = state_dict.get(prefix + "seen")
     if isinstance(module, BlockConvolution) and seen is not None and seen.ndim == 3:
-        with lasting():
+        with to_keep():
             module.seen = module.seen.new_empty(seen.shape)

@@ -4,17 +4,18 @@ Trockman and Kolter 2021. `lipflow.cayley` is the square layer as a flow, the mi
 take any number of inputs and outputs, any kernel, and learn the scale α of their weight.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from lipflow.blocks.affine import Affine, Parameterisation
-from lipflow.flows.memo import Memo
+from lipflow.flows.cache import Cache
 from lipflow.flows.resolvent import inverse, symbols
-from lipflow.flows.scale import LearnedNorm
+from lipflow.flows.scale import LearnedScale
 from lipflow.flows.weight import ConvWeight, DenseWeight, require_flat
 from lipflow.operators import Conv2d, Dense, FourierMultiplier, LinearOperator
 from lipflow.operators.norm import in_full
-from lipflow.shapes import Shape
 
 
 def cayley_transform(w: Tensor) -> Tensor:
@@ -39,8 +40,8 @@ class CayleyMatrix(Parameterisation):
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
-        self.weight, self.scale, self.memo = DenseWeight(in_features, out_features), LearnedNorm(), Memo()
-        self.scale.follow(self.weight.weight)
+        self.weight, self.scale, self.cache = DenseWeight(in_features, out_features), LearnedScale(), Cache()
+        self.scale.begin(self.weight.weight)
 
     @property
     def channels(self) -> tuple[int, int]:
@@ -50,17 +51,15 @@ class CayleyMatrix(Parameterisation):
     def fan_in(self) -> int:
         return self.weight.weight[0].numel()
 
-    def operator(self, shape: Shape | None) -> Dense:
-        require_flat(shape, self.channels[0])
-        return Dense(self._matrix())
-
     def forward(self, x: Tensor) -> Dense:
         require_flat(x.shape[1:], self.channels[0])
-        return Dense(self.memo(self._matrix, (self.weight.weight, self.scale.alpha), keep=not self.training))
+        weights = self.weight.weight, self.scale.alpha
+        return Dense(self.matrix() if self.training else self.cache.transform(self.matrix, *weights))
 
-    def _matrix(self) -> Tensor:
+    def matrix(self) -> Tensor:
+        """The matrix `(out, in)`."""
         op = self.weight.operator(None)
-        return cayley_transform(op.weight * self.scale(op, self.weight, learn=False))
+        return cayley_transform(op.weight * self.scale(op, self.weight))
 
 
 class CayleySymbols(Parameterisation):
@@ -79,8 +78,8 @@ class CayleySymbols(Parameterisation):
     ) -> None:
         super().__init__()
         self.weight = ConvWeight(in_channels, out_channels, kernel_size, padding_mode="circular", in_size=in_size)
-        self.scale, self.memo = LearnedNorm(), Memo()
-        self.scale.follow(self.weight.weight)
+        self.scale, self.cache = LearnedScale(), Cache()
+        self.scale.begin(self.weight.weight)
 
     @property
     def channels(self) -> tuple[int, int]:
@@ -90,18 +89,19 @@ class CayleySymbols(Parameterisation):
     def fan_in(self) -> int:
         return self.weight.weight[0].numel()
 
-    def operator(self, shape: Shape | None) -> FourierMultiplier:
-        op = self.weight.operator(shape)
-        return FourierMultiplier(self._matrices(op), (op.rows.size, op.columns.size))
-
     def forward(self, x: Tensor) -> FourierMultiplier:
         op = self.weight(x)
-        inputs = (self.weight.weight, self.scale.alpha)
-        matrices = self.memo(lambda: self._matrices(op), inputs, op.in_shape, keep=not self.training)
-        return FourierMultiplier(matrices, (op.rows.size, op.columns.size))
+        return FourierMultiplier(self.cached(lambda: self.matrices(op), op), (op.rows.size, op.columns.size))
 
-    def _matrices(self, op: LinearOperator) -> Tensor:
-        scaled = op.with_weight(op.weight * self.scale(op, self.weight, learn=False))
+    def cached(self, compute: Callable[[], Tensor], op: LinearOperator) -> Tensor:
+        """compute(), once in evaluation."""
+        if self.training:
+            return compute()
+        return self.cache.transform(compute, self.weight.weight, self.scale.alpha, key=op.in_shape)
+
+    def matrices(self, op: LinearOperator) -> Tensor:
+        """The matrix at each frequency of rfft2."""
+        scaled = op.with_weight(op.weight * self.scale(op, self.weight))
         assert isinstance(scaled, Conv2d)
         return cayley_transform(symbols(scaled)[0])
 

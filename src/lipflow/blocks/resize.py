@@ -62,8 +62,6 @@ class _Pool(nn.Module):
 class AvgPool(_Pool):
     """The sum over each k × k window divided by k: its rows are orthonormal, so it is 1-Lipschitz and not less."""
 
-    any_layout = True
-
     def forward(self, x: Tensor) -> Tensor:
         self._require(x)
         return F.avg_pool2d(x, self.size) * self.size
@@ -72,8 +70,6 @@ class AvgPool(_Pool):
 class MaxPool(_Pool):
     """The greatest entry of each window: 1-Lipschitz, as windows do not overlap."""
 
-    any_layout = True
-
     def forward(self, x: Tensor) -> Tensor:
         self._require(x)
         return F.max_pool2d(x, self.size)
@@ -81,8 +77,6 @@ class MaxPool(_Pool):
 
 class SpaceToDepth(nn.Module):
     """Each block × block square of pixels becomes block² channels: a permutation, so an isometry."""
-
-    any_layout = True
 
     def __init__(self, block: int = 2) -> None:
         super().__init__()
@@ -104,8 +98,6 @@ class SpaceToDepth(nn.Module):
 
 class Flatten(nn.Module):
     """Each input as one vector."""
-
-    any_layout = True
 
     def forward(self, x: Tensor) -> Tensor:
         return x.flatten(1)

@@ -10,7 +10,7 @@ from torch import nn
 
 from lipflow.blocks.resize import PadChannels, SpaceToDepth, TakeChannels
 from lipflow.blocks.shift import Shift
-from lipflow.flows import ConvWeight, DenseWeight, Exponential, Flow, ReshapedNorm, Skew
+from lipflow.flows import ConvWeight, DenseWeight, Exponential, Flow, ReshapedScale, Skew
 
 # The published layer convolves 12 times in evaluation and 5 times in training; the identity is a term too.
 TERMS, TRAIN_TERMS = 13, 6
@@ -55,7 +55,7 @@ def soc_dense(
 
 def _flow(weight: ConvWeight | DenseWeight, factor: float, terms: int, train_terms: int | None) -> Flow:
     nn.init.normal_(weight.weight, std=1 / math.sqrt(len(weight.weight)))
-    return Flow(Skew(weight, ReshapedNorm(factor)), Exponential(1.0, terms, train_terms))
+    return Flow(Skew(weight, ReshapedScale(factor)), Exponential(1.0, terms, train_terms))
 
 
 def _resized(flow: Flow, read: int, channels: int, out: int, bias: bool) -> list[nn.Module]:

@@ -1,19 +1,18 @@
 """Flows: a field, a step, and the layer they make."""
 
-from lipflow.flows.cell import Both, Cell
-from lipflow.flows.field import Convex, ConvexPotential, Field, Potential, Skew, Sum
+from lipflow.flows.field import Convex, ConvexPlusSkew, ConvexPotential, Field, Potential, Skew
 from lipflow.flows.flow import Flow, cayley, cpl_conv, cpl_dense, proximal, soc
-from lipflow.flows.scale import LearnedNorm, ReshapedNorm, Scale, SpectralNorm
+from lipflow.flows.scale import LearnedScale, ReshapedScale, Scale, SpectralScale
+from lipflow.flows.sequential import Sequential, fuse
 from lipflow.flows.step import ExplicitEuler, Exponential, ImplicitEuler, Midpoint, Split, Step
 from lipflow.flows.weight import ConvWeight, DenseWeight, Weight
 from lipflow.primitives import MONOTONE, Monotone
 
 __all__ = [
     "MONOTONE",
-    "Both",
-    "Cell",
     "ConvWeight",
     "Convex",
+    "ConvexPlusSkew",
     "ConvexPotential",
     "DenseWeight",
     "ExplicitEuler",
@@ -21,21 +20,22 @@ __all__ = [
     "Field",
     "Flow",
     "ImplicitEuler",
-    "LearnedNorm",
+    "LearnedScale",
     "Midpoint",
     "Monotone",
     "Potential",
-    "ReshapedNorm",
+    "ReshapedScale",
     "Scale",
+    "Sequential",
     "Skew",
-    "SpectralNorm",
+    "SpectralScale",
     "Split",
     "Step",
-    "Sum",
     "Weight",
     "cayley",
     "cpl_conv",
     "cpl_dense",
+    "fuse",
     "proximal",
     "soc",
 ]

@@ -6,20 +6,20 @@ points (Meunier et al. 2022, Corollary 1).
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
-from functools import partial
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lipflow.flows.descent import Follow, Layer, descend, shift, two_over
-from lipflow.flows.memo import Memo
+from lipflow.fast.descent import shift, two_over
+from lipflow.flows.cache import Cache
 from lipflow.flows.scale import Scale
 from lipflow.flows.weight import ConvWeight, Weight
 from lipflow.operators import Conv2d, LinearOperator
 from lipflow.primitives import MONOTONE, Monotone, Norm
+from lipflow.primitives.nonlinearity import name_of
 from lipflow.rounding import mul_up
 from lipflow.shapes import Shape
 
@@ -40,7 +40,7 @@ class Convex(nn.Module, ABC):
         """∇f(x)."""
 
     @abstractmethod
-    def smoothness_estimate(self, shape: Shape | None, learn: bool, refine: int = 0) -> Tensor:
+    def smoothness_estimate(self, shape: Shape | None, iterations: int = 1) -> Tensor:
         """The Lipschitz constant of ∇f, from below, differentiable; see `Weight.estimate`."""
 
     @abstractmethod
@@ -52,18 +52,14 @@ class Convex(nn.Module, ABC):
         """W, b and σ on inputs like x, if ∇f(x) = Wᵀσ(Wx + b): such steps can run in certified arithmetic."""
         return None
 
-    def now(self, x: Tensor) -> Callable[[Tensor], Tensor]:
-        """∇f at inputs like x with the numbers that it has now: `functional_call` may have put them in for a while."""
+    def step_size(self, shape: Shape | None) -> Tensor:
+        """2/ℓ̂, with the estimated smoothness ℓ̂."""
+        return two_over(self.smoothness_estimate(shape))
+
+    def current_gradient(self) -> Callable[[Tensor], Tensor]:
+        """∇f with the numbers that it has now: `functional_call` may have put them in for a while."""
         held = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         return lambda z: -functional_call(self, held, (z,))
-
-    def step_size(self, shape: Shape | None, learn: bool) -> Tensor:
-        """2/ℓ̂, with the estimated smoothness ℓ̂."""
-        return two_over(self.smoothness_estimate(shape, learn))
-
-    def descend(self, x: Tensor, h: float | None) -> Tensor:
-        """x - h∇f(x), with h = 2/ℓ̂ where none is given."""
-        return x - (self.step_size(tuple(x.shape[1:]), self.training) if h is None else h) * self.gradient(x)
 
     def forward(self, x: Tensor) -> Tensor:
         """F(x) = -∇f(x)."""
@@ -78,40 +74,19 @@ class ConvexPotential(Convex):
 
     def __init__(self, weight: Weight, sigma: str | Monotone = "relu", bias: bool = True) -> None:
         super().__init__()
-        self.weight, self.sigma_name = weight, sigma if isinstance(sigma, str) else "custom"
-        self.sigma = monotone(sigma)
+        self.weight, self.sigma = weight, monotone(sigma)
         fan_in = math.prod(weight.weight.shape[1:])
         rows = weight.channels[1]
         self.bias = nn.Parameter(torch.empty(rows).uniform_(-1, 1) / math.sqrt(fan_in)) if bias else None
 
     def gradient(self, x: Tensor) -> Tensor:
-        return self._gradient(self.weight(x), self.bias, x)
-
-    def now(self, x: Tensor) -> Callable[[Tensor], Tensor]:
-        if type(self) is not ConvexPotential:
-            return super().now(x)
-        return partial(self._gradient, self.weight.operator(tuple(x.shape[1:])), self.bias)
-
-    def _gradient(self, op: LinearOperator, bias: Tensor | None, x: Tensor) -> Tensor:
-        return op.adjoint(self.sigma.function(shift(op(x), bias)))
-
-    def step_size(self, shape: Shape | None, learn: bool) -> Tensor:
-        if type(self) is not ConvexPotential:  # what extends it may have another gradient, and another smoothness
-            return super().step_size(shape, learn)
-        op = self.weight.operator(shape)
-        return Follow(self.weight.follow(op, learn), self.sigma.high).size(op)[0]
-
-    def descend(self, x: Tensor, h: float | None) -> Tensor:
-        return descend(x, self.layer(x, h)) if type(self) is ConvexPotential else super().descend(x, h)
-
-    def layer(self, x: Tensor, h: float | None) -> Layer:
-        """The step x - h∇f(x) on inputs of x's shape, with h = 2/ℓ̂ where none is given."""
+        """Wᵀσ(Wx + b)."""
         op = self.weight(x)
-        follow = Follow(self.weight.follow(op, self.training), self.sigma.high) if h is None else h
-        return Layer(op, self.bias, follow, self.sigma.function)
+        return op.adjoint(self.sigma.function(shift(op(x), self.bias)))
 
-    def smoothness_estimate(self, shape: Shape | None, learn: bool, refine: int = 0) -> Tensor:
-        return self.sigma.high * self.weight.estimate(self.weight.operator(shape), learn, refine) ** 2
+    def smoothness_estimate(self, shape: Shape | None, iterations: int = 1) -> Tensor:
+        """s‖Wu‖²."""
+        return self.sigma.high * self.weight.estimate(self.weight.operator(shape), iterations) ** 2
 
     def smoothness(self, shape: Shape | None, norm: Norm) -> float:
         length = float(norm(self.weight.operator(shape)))
@@ -121,7 +96,7 @@ class ConvexPotential(Convex):
         return Parts(self.weight(x), self.bias, self.sigma)
 
     def extra_repr(self) -> str:
-        return f"sigma={self.sigma_name}, bias={self.bias is not None}"
+        return f"sigma={name_of(self.sigma)}, bias={self.bias is not None}"
 
 
 class Potential(Convex):
@@ -139,7 +114,7 @@ class Potential(Convex):
     def gradient(self, x: Tensor) -> Tensor:
         return self.module(x)
 
-    def smoothness_estimate(self, shape: Shape | None, learn: bool, refine: int = 0) -> Tensor:
+    def smoothness_estimate(self, shape: Shape | None, iterations: int = 1) -> Tensor:
         return torch.tensor(self.declared, dtype=torch.float64)
 
     def smoothness(self, shape: Shape | None, norm: Norm) -> float:
@@ -153,7 +128,7 @@ class Skew(nn.Module):
     """The field F(x) = Ax with A = (M - Mᵀ)/2, so Aᵀ = -A: it turns, and neither stretches nor shrinks.
 
     For a convolution the adjoint's kernel is M with its channels transposed and its taps reversed, so M must be
-    square in channels, of odd size, and padded evenly. With a `scale`, A is multiplied by it: `ReshapedNorm` for SOC.
+    square in channels, of odd size, and padded evenly. With a `scale`, A is multiplied by it: `ReshapedScale` for SOC.
     """
 
     def __init__(self, weight: Weight, scale: Scale | None = None) -> None:
@@ -163,36 +138,37 @@ class Skew(nn.Module):
             raise ValueError(f"a skew-symmetric map is square; this weight maps {into} to {out}")
         if isinstance(weight, ConvWeight):
             _require_symmetric_window(weight)
-        self.weight, self.scale, self.memo = weight, scale, Memo()
+        self.weight, self.scale, self.cache = weight, scale, Cache()
         if scale is not None:
-            scale.follow(skew_kernel(weight.weight, groups_of(weight)))
+            scale.begin(skew_kernel(weight.weight, groups_of(weight)))
 
     def operator(self, shape: Shape | None) -> LinearOperator:
         """A as an operator on inputs of a shape, or of the shape last seen."""
-        return self.turn(self.weight.operator(shape), learn=False)
+        return self.skew(self.weight.operator(shape))
 
     def on(self, x: Tensor) -> LinearOperator:
         """A as an operator on the inputs x, whose shape it takes up."""
         m = self.weight(x)
-        return m.with_weight(self.recall(lambda: self.turn(m, self.training).weight, m, m.in_shape))
+        return m.with_weight(self.cached(lambda: self.skew(m).weight, m))
 
-    def recall(self, compute: Callable[[], Tensor], m: LinearOperator, *what: Hashable) -> Tensor:
-        """compute(), a function of A, made of M, and of `what` alone: once in evaluation, until a number changes."""
-        scaled = () if self.scale is None else (self.weight.u, *self.scale.state())
-        inputs = (m.weight, *scaled)
-        return self.memo(compute, inputs, *what, keep=not self.training)
-
-    def turn(self, m: LinearOperator, learn: bool) -> LinearOperator:
+    def skew(self, m: LinearOperator) -> LinearOperator:
         """A of M, scaled."""
         a = skew_part(m)
-        return a if self.scale is None else a.with_weight(a.weight * self.scale(a, self.weight, learn))
+        return a if self.scale is None else a.with_weight(a.weight * self.scale(a, self.weight))
+
+    def cached(self, compute: Callable[[], Tensor], m: LinearOperator, *key: float) -> Tensor:
+        """compute(), a function of A, made of M, and of the key alone: once in evaluation."""
+        if self.training:
+            return compute()
+        scale = () if self.scale is None else self.scale.parameters()
+        return self.cache.transform(compute, m.weight, *scale, key=(m.in_shape, *key))
 
     def forward(self, x: Tensor) -> Tensor:
         """F(x) = Ax."""
         return self.on(x)(x)
 
 
-class Sum(nn.Module):
+class ConvexPlusSkew(nn.Module):
     """The field F(x) = -∇f(x) + Ax, for `Split` to step through in two parts."""
 
     def __init__(self, convex: Convex, skew: Skew) -> None:
@@ -203,7 +179,7 @@ class Sum(nn.Module):
         return self.convex(x) + self.skew(x)
 
 
-Field = Convex | Skew | Sum
+Field = Convex | Skew | ConvexPlusSkew
 
 
 def monotone(sigma: str | Monotone) -> Monotone:

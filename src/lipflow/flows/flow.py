@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from lipflow.flows.field import Convex, ConvexPotential, Field, Skew, Sum
+from lipflow.flows.field import Convex, ConvexPlusSkew, ConvexPotential, Field, Skew
 from lipflow.flows.step import ExplicitEuler, Exponential, ImplicitEuler, Midpoint, Step
 from lipflow.flows.weight import ConvWeight, DenseWeight, Weight
 from lipflow.node import Node
@@ -15,19 +15,21 @@ class Flow(nn.Module):
 
     def __init__(self, field: Field, step: Step) -> None:
         super().__init__()
-        if not isinstance(field, Convex | Skew | Sum):
-            raise TypeError(f"a field is ConvexPotential, Potential, Skew or Sum, not {type(field).__name__}")
+        if not isinstance(field, Convex | Skew | ConvexPlusSkew):
+            raise TypeError(
+                f"a field is ConvexPotential, Potential, Skew or ConvexPlusSkew, not {type(field).__name__}"
+            )
         if not isinstance(step, Step):
             raise TypeError(f"a step is ExplicitEuler, ImplicitEuler, Midpoint, Exponential or Split, not {step!r}")
         self.field, self.step = field, step
-        step.cell(field)  # an empty cell of the table is refused here, before the first batch
+        step.require(field)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.step.cell(self.field)(x)
+        return self.step(self.field, x)
 
     def lower(self, x: Node) -> Node:
         """The same as primitives, in evaluation mode."""
-        return self.step.cell(self.field).lower(x)
+        return self.step.lower(self.field, x)
 
     def extra_repr(self) -> str:
         return f"step={self.step}"

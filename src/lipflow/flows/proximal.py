@@ -16,13 +16,67 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lipflow.flows.memo import many, transformed
+from lipflow.fast.descent import autocasts
+from lipflow.fast.torch_state import is_batch_of_gradients, transformed
+from lipflow.flows.field import Convex
+from lipflow.node import Node
 from lipflow.operators.norm import in_full, norm
+from lipflow.primitives import LiveProximal, Norm
+from lipflow.primitives.declared import declared
+from lipflow.primitives.descent import UNSOLVED
+from lipflow.rounding import add_up, mul_up, norm_up
+from lipflow.shapes import Shape
 
 Gradient = Callable[[Tensor], Tensor]
 
 ENOUGH = 2.0**200  # iteration stops at Aₙ above this: nothing is left to solve, and Aₙ would overflow
 SMALLEST = 2.0**-6  # ℓ is raised to this: the method divides by 1 - q, and any larger ℓ is a true one too
+POWER_ITERATIONS = 10  # before a step in training: a solve costs more than a good estimate
+SLACK = 1.25  # a step is solved for a smoothness up to so many times the estimate
+
+
+def proximal_step(field: Convex, x: Tensor, h: float, iterations: int | None, reflect: bool = False) -> Tensor:
+    """The proximal map z + h∇f(z) = x of the implicit step, or its reflection 2z - x of the midpoint: 1-Lipschitz.
+
+    As I + h∇f is 1-strongly monotone, ‖x - z*‖ = h‖∇f(z*)‖ ≤ h‖∇f(x)‖; a known part of it is left unsolved: ε.
+    """
+    if autocasts(x):
+        x = x.float()  # a layer before may have been rounded, and what is solved for is not
+    with in_full(x):
+        z = proximal(field.gradient, x, h, *plan(field, tuple(x.shape[1:]), h, iterations), now=field.current_gradient)
+        return 2 * z - x if reflect else z
+
+
+def plan(field: Convex, shape: Shape, h: float, iterations: int | None) -> tuple[float, int]:
+    """The ℓ that the solver is run for, and how many iterations it makes."""
+    ell = SLACK * h * float(field.smoothness_estimate(shape, POWER_ITERATIONS).detach())
+    return ell, iterations_for(ell, UNSOLVED) if iterations is None else iterations
+
+
+def lower_proximal(field: Convex, x: Node, h: float, iterations: int | None, reflect: bool = False) -> Node:
+    """The proximal step in evaluation mode as a node."""
+    shape, parts = tuple(x.shape[1:]), field.parts(x)
+    ell, count = plan(field, shape, h, iterations)
+    planned, unsolved = max(ell, SMALLEST), contraction(ell, count)
+    if parts is not None:
+
+        def solve(gradient: Gradient, x: Tensor) -> Tensor:
+            return proximal(gradient, x, h, ell, count)
+
+        return LiveProximal(*parts, h, reflect, solve, planned, unsolved)(x)
+    at_origin = norm_up(field.gradient(torch.zeros(1, *shape, dtype=x.dtype)))
+
+    def allowance(norm: Norm, reach: float) -> float:
+        smoothness = field.smoothness(shape, norm)
+        if mul_up(h, smoothness) > planned:
+            return math.inf  # an estimate that is too low by more than the slack promises no rate
+        left = mul_up(unsolved, mul_up(h, add_up(at_origin, mul_up(smoothness, reach))))
+        return 2 * left if reflect else left
+
+    def step(z: Tensor) -> Tensor:
+        return proximal_step(field, z, h, iterations, reflect)
+
+    return declared(x, type(field).__name__, step, lambda norm: 1.0, allowance)
 
 
 def proximal(
@@ -98,7 +152,7 @@ def _solve(gradient: Gradient, x: Tensor, h: float, ell: float, iterations: int)
 
 def _resolve(gradient: Gradient, z: Tensor, h: float, g: Tensor, most: int) -> Tensor:
     """w with (I + hH)w = g, H = ∇²f(z), by conjugate gradients on each member of the batch."""
-    if many(g):
+    if is_batch_of_gradients(g):
         raise RuntimeError(
             "an implicit layer takes one gradient at a time; drop vectorize=True or is_grads_batched=True"
         )

@@ -7,12 +7,22 @@ skew-Hermitian matrix Â(ω).
 import torch
 from torch import Tensor
 
+from lipflow.flows.field import Skew
 from lipflow.operators import Conv2d, Dense, LinearOperator
 from lipflow.operators.fourier import phases, symbol
 from lipflow.operators.multiplier import multiply
 from lipflow.operators.norm import in_full
 
 BATCHED = 128  # rows of matrices that LAPACK inverts well in batches
+
+
+def resolvent_step(field: Skew, x: Tensor, alpha: float, beta: float) -> Tensor:
+    """(I - αA)⁻¹(I + βA)x with β ∈ {0, α}: it preserves norms for β = α (Cayley), and contracts for β = 0.
+
+    For skew A, ‖(I ± αA)x‖² = ‖x‖² + α²‖Ax‖², the same for both signs and at least ‖x‖².
+    """
+    m = field.weight(x)
+    return apply(field.cached(lambda: resolvent(field.skew(m), alpha, beta), m, alpha, beta), x)
 
 
 def resolvent(op: LinearOperator, alpha: float, beta: float) -> Tensor:

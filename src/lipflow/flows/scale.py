@@ -6,11 +6,14 @@ from estimates, from below; what it does to a norm is certified afterwards, on t
 
 import math
 from abc import ABC, abstractmethod
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from lipflow.flows.weight import WARM_UP, Weight, moves
+from lipflow.fast.torch_state import to_keep
+from lipflow.flows.cache import Cache
+from lipflow.flows.weight import WARM_UP, Weight, follow
 from lipflow.operators import Dense, LinearOperator, norm_estimate
 from lipflow.operators.norm import norm, power_iteration, start_vector
 
@@ -19,29 +22,25 @@ class Scale(nn.Module, ABC):
     """A positive factor, differentiable, that follows a weight."""
 
     @abstractmethod
-    def follow(self, kernel: Tensor) -> None:
+    def begin(self, kernel: Tensor) -> None:
         """Begin with a kernel: called once, where the scale is given its weight, so that all state exists by then."""
 
     @abstractmethod
-    def forward(self, op: LinearOperator, weight: Weight, learn: bool) -> Tensor:
-        """The factor for an operator made from `weight`; to learn is to move on with power iteration, and keep it."""
-
-    def state(self) -> tuple[Tensor, ...]:
-        """Every tensor that the factor depends on, apart from the operator."""
-        return (*self.parameters(), *self.buffers())
+    def forward(self, op: LinearOperator, weight: Weight) -> Tensor:
+        """The factor for an operator made from `weight`."""
 
 
-class SpectralNorm(Scale):
+class SpectralScale(Scale):
     """1/‖W‖, by power iteration on the operator itself (Farnia et al. 2019): the norm is at most about 1."""
 
-    def follow(self, kernel: Tensor) -> None:
+    def begin(self, kernel: Tensor) -> None:
         """Nothing to begin with: the weight carries the vector."""
 
-    def forward(self, op: LinearOperator, weight: Weight, learn: bool) -> Tensor:
-        return 1 / _positive(weight.estimate(op, learn))
+    def forward(self, op: LinearOperator, weight: Weight) -> Tensor:
+        return 1 / _positive(weight.estimate(op))
 
 
-class ReshapedNorm(Scale):
+class ReshapedScale(Scale):
     """factor/σ, with σ the least norm of four reshapings of the kernel `(out, in, height, width)`.
 
     The matrices are (out·h) × (in·w), (out·w) × (in·h), out × (in·h·w) and (out·h·w) × in, and ‖W‖ ≤ √(hw)·σ on inputs
@@ -55,27 +54,26 @@ class ReshapedNorm(Scale):
             raise ValueError(f"a scale is multiplied by a finite factor above 0, not {factor!r}")
         self.factor = float(factor)
 
-    def follow(self, kernel: Tensor) -> None:
-        for i, matrix in enumerate(reshapings(kernel.detach())):
+    def begin(self, kernel: Tensor) -> None:
+        matrices = reshapings(kernel.detach())
+        for i, matrix in enumerate(matrices):
             start = start_vector((matrix.shape[1],), matrix)
             self.register_buffer(f"u{i}", power_iteration(Dense(matrix), start, WARM_UP))
+        self.caches = [Cache() for _ in matrices]
 
-    def forward(self, op: LinearOperator, weight: Weight, learn: bool) -> Tensor:
+    def forward(self, op: LinearOperator, weight: Weight) -> Tensor:
         estimates = []
-        for i, matrix in enumerate(reshapings(op.weight)):
-            u = self.get_buffer(f"u{i}").clone()  # autograd keeps it, and the buffer moves on
-            if learn and moves(self):
-                u = power_iteration(Dense(matrix), u, 1)
-                with torch.no_grad():
-                    self.get_buffer(f"u{i}").copy_(u)
-            estimates.append(norm_estimate(Dense(matrix), u, 0))
+        for i, matrix in enumerate(map(Dense, reshapings(op.weight))):
+            buffer = self.get_buffer(f"u{i}")
+            u = follow(matrix, buffer.clone(), self.caches[i], partial(_keep, buffer) if self.training else None)
+            estimates.append(norm_estimate(matrix, u, 0))
         return self.factor / _positive(torch.stack(estimates).amin())
 
     def extra_repr(self) -> str:
         return f"factor={self.factor:.4g}"
 
 
-class LearnedNorm(Scale):
+class LearnedScale(Scale):
     """α/‖W‖_F with α learned, from ‖W‖_F, so that nothing changes at first: Cayley's (Trockman and Kolter 2021).
 
     By Parseval ‖Ŵ‖ over all n² frequencies is n‖W‖_F, so the norm is taken in space, where it knows no input size.
@@ -83,10 +81,10 @@ class LearnedNorm(Scale):
 
     alpha: nn.Parameter
 
-    def follow(self, kernel: Tensor) -> None:
+    def begin(self, kernel: Tensor) -> None:
         self.alpha = nn.Parameter(length(kernel.detach()).clone())
 
-    def forward(self, op: LinearOperator, weight: Weight, learn: bool) -> Tensor:
+    def forward(self, op: LinearOperator, weight: Weight) -> Tensor:
         return self.alpha / _positive(length(op.weight))
 
 
@@ -106,6 +104,12 @@ def reshapings(kernel: Tensor) -> list[Tensor]:
 def length(weight: Tensor) -> Tensor:
     """‖W‖_F, row by row: one sum over millions of squares would lose four digits in float32."""
     return norm(torch.linalg.vector_norm(weight.flatten(1), dim=1))
+
+
+def _keep(buffer: Tensor, u: Tensor) -> Tensor:
+    with to_keep():
+        buffer.copy_(u)
+    return u
 
 
 def _positive(x: Tensor) -> Tensor:

@@ -2,33 +2,20 @@
 
 import math
 from abc import ABC, abstractmethod
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lipflow.flows.memo import lasting
+from lipflow.fast.torch_state import may_keep, to_keep
+from lipflow.flows.cache import Cache
 from lipflow.operators import Conv2d, Dense, LinearOperator, norm_estimate
 from lipflow.operators.conv import Padding
-from lipflow.operators.norm import power_iteration, start_vector
+from lipflow.operators.norm import norm, power_iteration, start_vector, top_singular_vector
 from lipflow.shapes import Shape
 
-HELD: ContextVar[frozenset[int]] = ContextVar("held", default=frozenset())  # weights whose u does not move for now
 WARM_UP = 10  # power iterations when an input size is first seen, so that training starts near the norm
-
-
-def moves(module: nn.Module) -> bool:
-    """Whether a forward pass in training moves the vectors of a module."""
-    return id(module) not in HELD.get() and keeps()
-
-
-def keeps() -> bool:
-    """Whether a forward pass may keep what it learns: not where a backward pass computes activations once more, nor
-    under torch.func, whose tensors end with the transform."""
-    if torch.compiler.is_compiling():
-        return True
-    return torch._C._current_graph_task_id() == -1 and not torch._C._are_functorch_transforms_active()
 
 
 class Weight(nn.Module, ABC):
@@ -40,6 +27,10 @@ class Weight(nn.Module, ABC):
     weight: nn.Parameter
     u: Tensor
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = Cache()
+
     @abstractmethod
     def operator(self, shape: Shape | None) -> LinearOperator:
         """W as an operator on inputs of a shape, or of the shape last seen."""
@@ -47,8 +38,8 @@ class Weight(nn.Module, ABC):
     def forward(self, x: Tensor) -> LinearOperator:
         """W as an operator on the inputs x; their shape is taken up when it is the first, or in training."""
         op = self.operator(tuple(x.shape[1:]))
-        if not self._knows(op) and (self.training or not self.u.numel()) and keeps():
-            with lasting():
+        if not self._knows(op) and (self.training or not self.u.numel()) and may_keep():
+            with to_keep():
                 self.u = self._vector(op)
         return op
 
@@ -62,34 +53,50 @@ class Weight(nn.Module, ABC):
     def solvable(self) -> bool:
         """Whether (I - αA)z = x has a direct solution for a square A of this kind."""
 
-    def estimate(self, op: LinearOperator, learn: bool, refine: int = 0) -> Tensor:
-        """‖W‖ from below, differentiable: the paper's Algorithm 1. To refine is to go on, and keep nothing."""
-        return norm_estimate(op, self.follow(op, learn), refine)
+    def estimate(self, op: LinearOperator, iterations: int = 1) -> Tensor:
+        """‖Wu‖ ≤ ‖W‖ with the `top_vector` u: from below, differentiable."""
+        return norm_estimate(op, self.top_vector(op, iterations), 0)
 
-    def follow(self, op: LinearOperator, learn: bool) -> Tensor:
-        """The unit vector u along which W stretches most, as far as known; to learn is to iterate once and keep it."""
-        u = self._vector(op)
-        if learn and moves(self):
-            u = power_iteration(op, u, 1)
-            with lasting():
-                if self._knows(op):
-                    self.u.copy_(u)
-                else:
-                    self.u = u.clone()
+    def top_vector(self, op: LinearOperator, iterations: int = 1) -> Tensor:
+        """A unit vector u with ‖Wu‖ close to ‖W‖; training keeps it for the next step."""
+        return follow(op, self._vector(op), self.cache, self.keep if self.training else None, iterations)
+
+    def keep(self, u: Tensor) -> Tensor:
+        """Store u, and return it."""
+        with to_keep():
+            if self.u.shape == u.shape:
+                self.u.copy_(u)
+            else:
+                self.u = u.clone()
         return u
 
+    def train(self, mode: bool = True) -> "Weight":
+        super().train(mode)
+        if mode:
+            self.cache.clear()
+        else:
+            self._settle()
+        return self
+
+    def _settle(self) -> None:
+        """Find the vector that evaluation uses, for compiled graphs too."""
+        if self.u.numel() and not self.u.is_meta:
+            self.top_vector(self.operator(None))
+
     @torch.no_grad()
-    def forget(self) -> None:
-        """After the weight was set to something else: let u follow the new one from the start."""
+    def reset_estimate(self) -> None:
+        """After the weight was set to something else: begin the power iteration anew."""
         if self.u.numel():
             op = self.operator(tuple(self.u.shape))
             self.u.copy_(power_iteration(op, start_vector(op.in_shape, self.weight), WARM_UP))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        """A weight that comes without its u, as that of another program does, has none to follow it yet."""
+        """A weight that comes without its u, as that of another program does, gets one."""
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         if prefix + "weight" in state_dict and prefix + "u" not in state_dict:
-            self.forget()
+            self.reset_estimate()
+        if not self.training:
+            self._settle()
 
     def _knows(self, op: LinearOperator) -> bool:
         return tuple(self.u.shape) == op.in_shape
@@ -99,6 +106,26 @@ class Weight(nn.Module, ABC):
         if self._knows(op):
             return self.u.clone()
         return power_iteration(op, start_vector(op.in_shape, self.weight), WARM_UP)
+
+
+def follow(
+    op: LinearOperator, u: Tensor, cache: Cache, keep: Callable[[Tensor], Tensor] | None, iterations: int = 1
+) -> Tensor:
+    """A unit vector along which W stretches most, as far as known: the paper's Algorithm 1.
+
+    Training takes some power iterations from the u of the step before, and gives the result to `keep`. For evaluation,
+    where `keep` is None, the paper takes 100; Lanczos' method comes closer with as many products, and what it finds is
+    held in a cache until a number of W changes.
+    """
+    if keep is not None:
+        return keep(power_iteration(op, u, iterations)) if may_keep() else u
+    if torch.compiler.is_compiling():  # a compiler looks at no numbers: take what evaluation found last
+        return u if cache.value is None else cache.value
+    found = cache.constant(lambda: top_singular_vector(op, u), op.weight, key=op.in_shape)
+    if found.dtype != u.dtype:
+        found = found.to(u.dtype)
+        found = found / norm(found)
+    return found
 
 
 class DenseWeight(Weight):
@@ -197,7 +224,7 @@ class ConvWeight(Weight):
         """Before a state dict is loaded: the size learned from data is the shape of u, so make room for it."""
         u = state_dict.get(prefix + "u")
         if u is not None and u.ndim == 3 and u.shape[0] == self.u.shape[0] and u.shape != self.u.shape:
-            with lasting():
+            with to_keep():
                 self.u = self.u.new_empty(u.shape)
 
     def extra_repr(self) -> str:

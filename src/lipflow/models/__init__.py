@@ -53,7 +53,7 @@ def build(name: str, classes: int = 10, in_shape: Shape | None = None, **sizes: 
     """A network by name, for images of `in_shape`: by default (3, 32, 32), or what the model is made for.
 
     `sizes` are the builder's arguments, over those of the name: `build("cpl-s", depth=10, lln=True)`. With
-    `mirror=True`, any network takes the mean over an image and its mirror image (`Network.mirrored`).
+    `mirror=True`, any network takes the mean over an image and its mirror image (`Network.with_flips`).
     """
     if name not in MODELS:
         raise ValueError(f"there is no model {name!r}; there are {', '.join(MODELS)}")
@@ -72,6 +72,6 @@ def build(name: str, classes: int = 10, in_shape: Shape | None = None, **sizes: 
     if not isinstance(mirror := arguments.pop("mirror", False), bool):
         raise ValueError(f"mirror is True or False, not {mirror!r}")
     network = model.builder(classes, shape, **arguments)
-    network = network.mirrored() if mirror else network
+    network = network.with_flips() if mirror else network
     network.name, network.sizes = name, sizes
     return network

@@ -10,7 +10,7 @@ from torch import nn
 
 from lipflow.blocks import AvgPool, Center, Flatten, LastLayerNormalization, PadChannels, Truncate
 from lipflow.blocks.normalize import Values
-from lipflow.flows import cpl_conv, cpl_dense
+from lipflow.flows import Sequential, cpl_conv, cpl_dense
 from lipflow.flows.weight import require_at_least, require_positive
 from lipflow.models.network import Network
 
@@ -51,10 +51,10 @@ def cpl(
     stages: OrderedDict[str, nn.Module] = OrderedDict(
         center=Center(mean, std),
         widen=PadChannels(channels),
-        convolutions=nn.Sequential(*convolutions),
+        convolutions=Sequential(*convolutions),
         pool=AvgPool(pool),
         flatten=Flatten(),
-        linear=nn.Sequential(*linear),
+        linear=Sequential(*linear),
         head=LastLayerNormalization(flat, classes) if lln else Truncate(classes),
     )
     return Network(stages, in_shape)

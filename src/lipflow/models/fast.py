@@ -14,7 +14,7 @@ from torch import nn
 
 from lipflow.blocks import AvgPool, Center, Flatten, LastLayerNormalization, PadChannels, SpaceToDepth
 from lipflow.blocks.normalize import Values
-from lipflow.flows import Weight, cpl_conv, cpl_dense
+from lipflow.flows import Sequential, Weight, cpl_conv, cpl_dense
 from lipflow.flows.weight import require_at_least, require_positive
 from lipflow.models.network import Network
 
@@ -62,12 +62,12 @@ def cpl_fast(
         center=Center(mean, std),
         fold=SpaceToDepth(2),
         widen=PadChannels(channels),
-        at_half=nn.Sequential(*(cpl_conv(channels, inner[0], kernel_size) for _ in range(depth[0]))),
+        at_half=Sequential(*(cpl_conv(channels, inner[0], kernel_size) for _ in range(depth[0]))),
         fold_again=SpaceToDepth(2),
-        at_quarter=nn.Sequential(*(cpl_conv(4 * channels, inner[1], kernel_size) for _ in range(depth[1]))),
+        at_quarter=Sequential(*(cpl_conv(4 * channels, inner[1], kernel_size) for _ in range(depth[1]))),
         pool=AvgPool(pool),
         flatten=Flatten(),
-        linear=nn.Sequential(*(cpl_dense(flat, features) for _ in range(depth_linear))),
+        linear=Sequential(*(cpl_dense(flat, features) for _ in range(depth_linear))),
         head=LastLayerNormalization(flat, classes),
     )
     for stage in stages.values():
@@ -87,4 +87,4 @@ def _begin_orthonormal(layer: Weight) -> None:
     else:
         nn.init.normal_(weight, std=NOISE)
         weight[:, :, weight.shape[2] // 2, weight.shape[3] // 2] += rows
-    layer.forget()
+    layer.reset_estimate()

@@ -26,6 +26,7 @@ from lipflow.blocks import (
     cayley_dense,
 )
 from lipflow.blocks.normalize import Values
+from lipflow.flows import Sequential
 from lipflow.flows.weight import require_positive
 from lipflow.models.network import Network
 
@@ -80,9 +81,9 @@ def kwlarge(
     ]
     stages: OrderedDict[str, nn.Module] = OrderedDict(
         center=Center(mean, std),
-        convolutions=nn.Sequential(*body),
+        convolutions=Sequential(*body),
         flatten=Flatten(),
-        linear=nn.Sequential(*linear),
+        linear=Sequential(*linear),
         head=LastLayerNormalization(features, classes) if lln else Truncate(classes),
     )
     return Network(stages, in_shape)

@@ -13,6 +13,7 @@ from torch import nn
 from lipflow.blocks import Center, Flatten, Householder, LastLayerNormalization, MaxMin, Truncate
 from lipflow.blocks.normalize import Values
 from lipflow.blocks.soc import TERMS, TRAIN_TERMS, soc_conv, soc_dense
+from lipflow.flows import Sequential
 from lipflow.flows.weight import require_positive
 from lipflow.models.network import Network
 
@@ -54,7 +55,7 @@ def lipconvnet(
     last_layer = nn.Identity() if lln else soc_dense(features, classes, terms=terms, train_terms=train_terms)
     by_name: OrderedDict[str, nn.Module] = OrderedDict(
         center=Center(mean, std),
-        convolutions=nn.Sequential(*body),
+        convolutions=Sequential(*body),
         flatten=Flatten(),
         last=last_layer,
         head=LastLayerNormalization(features, classes) if lln else Truncate(classes),

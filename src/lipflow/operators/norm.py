@@ -63,6 +63,47 @@ def power_iteration(op: LinearOperator, u: Tensor, iterations: int) -> Tensor:
     return u
 
 
+@torch.no_grad()
+def top_singular_vector(op: LinearOperator, start: Tensor, steps: int = 100) -> Tensor:
+    """A unit vector u with ‖Wu‖ close to ‖W‖, by Lanczos' method on WᵀW; `start` itself where W is 0, or no number.
+
+    It begins with the sum of `start` and a random vector, as `start` may be orthogonal to the one that is sought, and
+    ends when WᵀWu is within 10⁻³ of a multiple of u, relatively: then an eigenvalue of WᵀW is as near. At least 30
+    steps are made, in which the random vector shows a greater eigenvalue, if there is one.
+    """
+    weight = op.weight.detach()
+    greatest = weight.abs().amax()
+    if start.is_meta or not bool((greatest > 0) & torch.isfinite(greatest)):
+        return start
+    op = op.with_weight(weight / greatest)
+    basis = start.new_zeros(min(steps, start.numel()), start.numel())
+    q = _unit(_unit(start) + _unit(start_vector(op.in_shape, start))).flatten()
+    diagonal, beside, ritz = [], [], q
+    with in_full(start):
+        for k in range(len(basis)):
+            basis[k] = q
+            w = op.adjoint(op(q.reshape(1, *op.in_shape))).flatten()
+            diagonal.append(float(q @ w))
+            for _ in range(2):  # twice is enough to keep the basis orthogonal
+                w = w - basis[: k + 1].T @ (basis[: k + 1] @ w)
+            length = float(w.norm())
+            ended = k + 1 == len(basis) or length <= torch.finfo(w.dtype).eps * max(diagonal)
+            if ended or (k >= 29 and k % 5 == 4):
+                values, vectors = torch.linalg.eigh(_tridiagonal(diagonal, beside))
+                if ended or length * abs(float(vectors[-1, -1])) <= 1e-3 * float(values[-1]):
+                    ritz = vectors[:, -1].to(basis) @ basis[: k + 1]
+                    break
+            beside.append(length)
+            q = w / length
+    return _unit(ritz).reshape(op.in_shape)
+
+
+def _tridiagonal(diagonal: list[float], beside: list[float]) -> Tensor:
+    side = torch.diag(torch.tensor(beside, dtype=torch.float64), 1) if beside else 0
+    matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + side
+    return matrix + (side.mT if beside else 0)  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def in_full(x: Tensor) -> AbstractContextManager[object]:
     """Within this, autocast rounds nothing on x's device: step sizes follow norms to float32's precision."""
     kind = x.device.type

@@ -7,7 +7,7 @@ from lipflow.primitives.linear import Affine, AvgPool, Scale, Sum
 from lipflow.primitives.nonlinearity import MONOTONE, Monotone
 from lipflow.primitives.primitive import Certify, Norm, Primitive
 from lipflow.primitives.rearrange import Constant, Gather, Input, MaxPool
-from lipflow.primitives.series import Series
+from lipflow.primitives.series import TruncatedExponential
 
 # What a file may hold.
 KINDS: dict[str, type[Primitive]] = {
@@ -21,7 +21,7 @@ KINDS: dict[str, type[Primitive]] = {
         Affine,
         Descent,
         Proximal,
-        Series,
+        TruncatedExponential,
         AvgPool,
         MaxPool,
         Pointwise,
@@ -51,6 +51,6 @@ __all__ = [
     "Primitive",
     "Proximal",
     "Scale",
-    "Series",
     "Sum",
+    "TruncatedExponential",
 ]

@@ -17,7 +17,7 @@ MOST_TERMS = 1000
 
 
 @dataclass(frozen=True, eq=False)
-class Series(Primitive):
+class TruncatedExponential(Primitive):
     """Σ_{j<k} (hA)ʲ/j! · x with A skew-symmetric to the last bit. L = 1 + (ha)ᵏ/k!, with a ≥ ‖A‖.
 
     e^{hA} is orthogonal, and e^{iθ} less k terms of its series is at most |θ|ᵏ/k!. Two terms are explicit Euler,
@@ -65,7 +65,7 @@ class Series(Primitive):
         return in_range(total)
 
     def certified(self, certify: Certify) -> Primitive:
-        return Series(certify(self.op), self.h, self.terms)
+        return TruncatedExponential(certify(self.op), self.h, self.terms)
 
     @property
     def how(self) -> str:

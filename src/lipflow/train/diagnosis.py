@@ -13,7 +13,7 @@ def diagnosis(network: Network) -> str:
     named = [*network.named_parameters(), *network.named_buffers()]
     lost = [name for name, tensor in named if not bool(torch.isfinite(tensor).all())]
     norms = [
-        f"  {name}: {float(module.estimate(module.operator(None), learn=False, refine=10)):.4g}"
+        f"  {name}: {float(module.estimate(module.operator(None))):.4g}"
         for name, module in network.named_modules()
         if isinstance(module, Weight)
     ]

@@ -50,7 +50,7 @@ class Learner:
         self.network = network.to(ranks.device).train()
         self.run, self.split, self.ranks = run, split, ranks
         self._augmented(torch.zeros(1, dtype=torch.int64), 0)  # refuses images that the recipe does not fit
-        self.network.checkpoint_activations = run.checkpoint_activations
+        self.network.recompute_activations(run.checkpoint_activations)
         self.loss = make_loss(run.recipe, network)
         self.parallel = ranks.wrap(network)
         self.optimiser = make_optimiser(network, run.recipe)

@@ -18,7 +18,7 @@ def _pair():
     """A network, and the same network mirrored."""
     torch.manual_seed(0)
     network = lipflow.build("cpl-fast", **SMALL).double().eval()
-    return network, network.mirrored()
+    return network, network.with_flips()
 
 
 def test_it_is_the_mean_over_both_images():
@@ -35,7 +35,7 @@ def test_in_training_it_is_the_network_itself():
     one = network.train()(x)
     network.load_state_dict(state)  # training moves the vectors of power iteration, which the two share
     assert torch.equal(mirrored.train()(x), one)
-    mirrored.checkpoint_activations = True
+    mirrored.recompute_activations()
     network.load_state_dict(state)
     assert torch.equal(mirrored(x), one)
 
@@ -76,19 +76,19 @@ def test_a_forward_of_its_own_is_called_in_training():
 def test_a_network_is_mirrored_once_and_keeps_its_ways():
     network, _ = _pair()
     network.stages.at_half.eval()
-    network.train().checkpoint_activations = True
+    network.train().recompute_activations()
     network.stages.linear.eval()
-    mirrored = network.mirrored()
-    assert mirrored.mirrored() is mirrored
+    mirrored = network.with_flips()
+    assert mirrored.with_flips() is mirrored
     assert mirrored.training
-    assert mirrored.checkpoint_activations
+    assert mirrored.stages.mirrored.inner.linear.recompute_activations
     assert mirrored.stages.mirrored.training
     assert not network.stages.linear.training
     assert mirrored.stages.mirrored.inner.linear is network.stages.linear
 
 
 def test_other_types_and_ways_to_run():
-    network = lipflow.build("cpl-fast", **SMALL).to(torch.bfloat16).eval().mirrored()
+    network = lipflow.build("cpl-fast", **SMALL).to(torch.bfloat16).eval().with_flips()
     assert network(torch.rand(2, 1, 8, 8, dtype=torch.bfloat16)).dtype == torch.bfloat16
     _, mirrored = _pair()
     x = torch.rand(3, 1, 8, 8, dtype=torch.float64)
@@ -136,9 +136,9 @@ def test_built_by_name_saved_and_checked(tmp_path):
 
 def test_images_only():
     with pytest.raises(ValueError, match=r"takes images \(batch, channels, height, width\), not \(2, 3\)"):
-        blocks.Mirrored(nn.Linear(3, 3))(torch.zeros(2, 3))
+        blocks.FlipAverage(nn.Linear(3, 3))(torch.zeros(2, 3))
 
 
 def test_a_mirror_of_vectors_is_refused_with_its_place():
-    with pytest.raises(ValueError, match=r"Mirrored takes images .*, not \(2, 4\)"):
-        lipflow.freeze(nn.Sequential(nn.Flatten(), blocks.Mirrored(nn.Linear(4, 3))), in_shape=(1, 2, 2))
+    with pytest.raises(ValueError, match=r"FlipAverage takes images .*, not \(2, 4\)"):
+        lipflow.freeze(nn.Sequential(nn.Flatten(), blocks.FlipAverage(nn.Linear(4, 3))), in_shape=(1, 2, 2))

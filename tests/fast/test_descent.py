@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lipflow import Conv2d, Dense, LinearOperator, cpl_conv, norm_bound, norm_estimate
-from lipflow.flows.descent import Follow, Layer, descend
+from lipflow import Conv2d, Dense, LinearOperator, Sequential, cpl_conv, norm_bound, norm_estimate
+from lipflow.fast import Layer, NormStep, descend
 from lipflow.flows.field import MONOTONE
 from lipflow.models import MODELS, build
 from lipflow.operators import columns
@@ -55,7 +55,7 @@ def derivatives(z: Tensor, inputs: list[Tensor], seed: int = 4) -> list[Tensor]:
 @pytest.mark.parametrize("follows", [True, False])
 def test_one_function_is_the_plain_form(name, sigma, follows):
     op, x, bias, u = cases(OPERATORS[name], torch.float64)
-    h = Follow(u, MONOTONE[sigma].high) if follows else 0.1
+    h = NormStep(u, MONOTONE[sigma].high) if follows else 0.1
     fused, written = (f(x, Layer(op, bias, h, MONOTONE[sigma].function)) for f in (descend, plain))
     torch.testing.assert_close(fused, written, rtol=1e-12, atol=1e-12)
     inputs = [x, op.weight, bias]
@@ -81,7 +81,7 @@ def test_its_derivatives_are_true_to_second_order(name, follows):
         op, x = op.with_weight(op.weight[:, :, :1, :1].detach().requires_grad_()), x  # keep the Jacobian small
         op = Conv2d(op.weight, (2, 2), padding=0)
         x, u = x[:, :, :2, :2].detach().requires_grad_(), u[:, :2, :2] / u[:, :2, :2].norm()
-    h = Follow(u, 1.0) if follows else 0.1
+    h = NormStep(u, 1.0) if follows else 0.1
 
     def layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return descend(x, Layer(op.with_weight(weight), bias, h, torch.tanh))
@@ -95,7 +95,7 @@ def test_its_derivatives_are_true_to_second_order(name, follows):
 def test_chunks_do_not_matter(batch, cache, monkeypatch):
     monkeypatch.setattr(columns, "CACHE_BYTES", cache)
     op, x, bias, u = cases(OPERATORS["columns"], torch.float64, batch)
-    fused, written = (f(x, Layer(op, bias, Follow(u, 1.0), torch.relu)) for f in (descend, plain))
+    fused, written = (f(x, Layer(op, bias, NormStep(u, 1.0), torch.relu)) for f in (descend, plain))
     torch.testing.assert_close(fused, written, rtol=1e-12, atol=1e-12)
     inputs = [x, op.weight, bias]
     torch.testing.assert_close(derivatives(fused, inputs), derivatives(written, inputs), rtol=1e-11, atol=1e-11)
@@ -114,30 +114,31 @@ def test_channels_last(name):
 def test_only_what_is_asked_for(wanted):
     op, x, bias, u = cases(OPERATORS["columns"], torch.float64)
     tensors = {"x": x, "weight": op.weight, "bias": bias}
-    (expected,) = derivatives(plain(x, Layer(op, bias, Follow(u, 1.0), torch.relu)), [tensors[wanted]])
+    (expected,) = derivatives(plain(x, Layer(op, bias, NormStep(u, 1.0), torch.relu)), [tensors[wanted]])
     for name, tensor in tensors.items():
         tensor.requires_grad_(name == wanted)
-    (found,) = derivatives(descend(x, Layer(op, bias, Follow(u, 1.0), torch.relu)), [tensors[wanted]])
+    (found,) = derivatives(descend(x, Layer(op, bias, NormStep(u, 1.0), torch.relu)), [tensors[wanted]])
     torch.testing.assert_close(found, expected)
 
 
 def test_a_zero_operator_moves_nothing():
     op, x, bias, u = cases(Dense(torch.zeros(4, 6)), torch.float64)
-    z = descend(x, Layer(op, bias, Follow(u, 1.0), torch.relu))
+    z = descend(x, Layer(op, bias, NormStep(u, 1.0), torch.relu))
     assert torch.equal(z, x)
     assert all(torch.isfinite(g).all() for g in derivatives(z, [x, op.weight, bias]))
 
 
 def test_what_is_kept_for_the_backward_pass():
     """x, which the layer before keeps anyway, and the narrow Wx + b: not the four activations that autograd keeps."""
-    layer = cpl_conv(32, 2, in_size=(8, 8))
+    chain = Sequential(cpl_conv(32, 2, in_size=(8, 8)))
     x = torch.randn(16, 32, 8, 8, requires_grad=True)
     kept: dict[int, int] = {}
     with torch.autograd.graph.saved_tensors_hooks(
         lambda t: kept.setdefault(t.data_ptr(), t.numel()) and t, lambda t: t
     ):
-        layer(x)
-    assert sum(kept.values()) <= x.numel() + 16 * 2 * 64 + layer.field.weight.weight.numel() + 8
+        chain(x)
+    weight = chain[0].field.weight.weight
+    assert sum(kept.values()) <= x.numel() + 16 * 2 * 64 + weight.numel() + 8
 
 
 def distance(a: Tensor, b: Tensor) -> float:
@@ -155,14 +156,14 @@ def test_under_autocast_it_is_the_plain_form_to_the_rounding_of_bfloat16(name, s
     """
     op, x, bias, u = cases(OPERATORS[name], torch.float32, batch=8)
     bias = (100 * bias.detach().sign()).requires_grad_()
-    layer = Layer(op, bias, Follow(u, MONOTONE[sigma].high), MONOTONE[sigma].function)
+    layer = Layer(op, bias, NormStep(u, MONOTONE[sigma].high), MONOTONE[sigma].function)
     x = x.detach().bfloat16().to(torch.bfloat16 if again else torch.float32).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
         z = descend(x, layer)
     assert z.dtype == torch.bfloat16
     assert "_Descend" in str(z.grad_fn), "this is the plain form itself"
     exact = x.detach().double().requires_grad_()
-    double = Layer(op.with_weight(op.weight.double()), bias.double(), Follow(u.double(), layer.h.high), layer.sigma)
+    double = Layer(op.with_weight(op.weight.double()), bias.double(), NormStep(u.double(), layer.h.slope), layer.sigma)
     expected = plain(exact, double)
     assert 0 < distance(z, expected) < 2**-7
     found, wanted = derivatives(z, [x, op.weight, bias]), derivatives(expected, [exact, op.weight, bias])
@@ -172,9 +173,9 @@ def test_under_autocast_it_is_the_plain_form_to_the_rounding_of_bfloat16(name, s
 
 def test_step_sizes_are_not_rounded_by_autocast():
     op, _, _, u = cases(OPERATORS["many channels"], torch.float32)
-    full, _ = Follow(u, 1.0).size(op)
+    full, _ = NormStep(u, 1.0).size(op)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(Follow(u, 1.0).size(op)[0], full)
+        assert torch.equal(NormStep(u, 1.0).size(op)[0], full)
         low = norm_estimate(op, u, 3)
     assert torch.equal(low, norm_estimate(op, u, 3))
 
@@ -240,7 +241,7 @@ def chain(depth: int, dtype: torch.dtype = torch.float64) -> tuple[list[Layer], 
         weight = random(2, 5, 3, 3, seed=10 * i, dtype=dtype).requires_grad_()
         bias = random(2, seed=10 * i + 1, dtype=dtype).requires_grad_()
         u = random(5, 6, 4, seed=10 * i + 2, dtype=dtype)
-        h = Follow(u / u.norm(), 1.0)
+        h = NormStep(u / u.norm(), 1.0)
         layers.append(Layer(Conv2d(weight, (6, 4)), bias, h, torch.relu if i % 2 else torch.tanh))
         parameters += [weight, bias]
     return layers, parameters

@@ -1,4 +1,4 @@
-"""Power iterations of many layers at once, against one by one."""
+"""A chain that runs its layers together, against the same layers one by one."""
 
 import copy
 
@@ -6,53 +6,28 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lipflow import LoweringError, build, cpl_conv, cpl_dense, freeze, lipschitz_bound, proximal
-from lipflow.blocks import AvgPool, SpaceToDepth
-from lipflow.flows import ConvexPotential, ConvWeight, DenseWeight, ExplicitEuler, Flow, Weight, together
-from lipflow.flows.together import Hold, followed, iterate, through
-from lipflow.operators.norm import norm_estimate, power_iteration
+from lipflow import LoweringError, Sequential, build, cpl_conv, cpl_dense, freeze, fuse, lipschitz_bound
+from lipflow.flows import ConvexPotential, DenseWeight, ExplicitEuler, Flow, Weight
+from lipflow.operators.norm import power_iteration
 
 
-def layers() -> nn.Sequential:
+def test_a_fused_model_computes_the_same():
     torch.manual_seed(0)
-    return nn.Sequential(
-        cpl_conv(6, 2, in_size=(5, 7)),
-        cpl_conv(6, 2, in_size=(5, 7)),
-        cpl_conv(6, 2, in_size=(5, 7), padding_mode="circular"),
-        cpl_conv(6, 2, in_size=(5, 7), padding_mode="circular"),
-        cpl_conv(6, 4, in_size=(5, 7), groups=2),
-        cpl_conv(6, 4, in_size=(5, 7), groups=2),
-        cpl_conv(6, 2, in_size=(4, 4)),
-        cpl_conv(6, 2),
-        cpl_conv(6, 2, in_size=(5, 7), h=0.1),
-        cpl_dense(8, 5),
-        cpl_dense(8, 5),
-    ).double()
-
-
-@pytest.mark.parametrize("at_once", [1, 2, 32])
-def test_all_at_once_is_one_by_one(at_once, monkeypatch):
-    monkeypatch.setattr(together, "AT_ONCE", at_once)
-    chain = layers()
-    weights = followed(chain)
-    assert len(weights) == 9  # not the one that has seen no size, nor the one of a fixed step
-    expected = [power_iteration(w.operator(None), w.u, 1) for w in weights]
-    iterate(weights)
-    for weight, u in zip(weights, expected, strict=True):
-        torch.testing.assert_close(weight.u, u, rtol=1e-12, atol=1e-13)
-
-
-@pytest.mark.parametrize("scale", [0.0, 1e-170, 1e170])
-def test_zeros_and_extremes(scale):
-    chain = layers()
-    weights = followed(chain)
-    with torch.no_grad():
-        weights[0].weight.mul_(scale)
-    before = weights[0].u.clone()
-    iterate(weights)
-    assert all(torch.isfinite(w.u).all() for w in weights)
-    assert float(weights[0].u.norm()) == pytest.approx(1)
-    assert torch.equal(weights[0].u, before) == (scale == 0)
+    plain = nn.Sequential(cpl_conv(3, 2, in_size=(6, 6)), nn.Sequential(cpl_conv(3, 2, in_size=(6, 6)), nn.Flatten()))
+    plain.append(cpl_dense(108, 5))
+    fused = fuse(copy.deepcopy(plain))
+    assert type(fused) is type(fused[1]) is Sequential
+    assert list(fused.state_dict()) == list(plain.state_dict())
+    x = torch.rand(4, 3, 6, 6)
+    for training in (True, True, False):
+        for model in (plain, fused):
+            model.zero_grad()
+            model.train(training)(x).square().sum().backward()
+        for (name, p), q in zip(plain.named_parameters(), fused.parameters(), strict=True):
+            assert p.grad is not None, name
+            torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-5)
+        for b, c in zip(plain.buffers(), fused.buffers(), strict=True):
+            torch.testing.assert_close(c, b, rtol=1e-5, atol=1e-6)
 
 
 def test_a_layer_on_its_own_still_iterates():
@@ -62,12 +37,11 @@ def test_a_layer_on_its_own_still_iterates():
     assert not torch.equal(layer.field.weight.u, before)
 
 
-def test_nothing_moves_while_it_is_held():
-    layer = cpl_conv(3, 2, in_size=(4, 4)).train()
-    before = layer.field.weight.u.clone()
-    with Hold(layer.modules()):
-        layer(torch.randn(1, 3, 4, 4))
-    assert torch.equal(layer.field.weight.u, before)
+def test_images_of_another_size_are_followed_anew():
+    chain = Sequential(cpl_conv(3, 2), cpl_conv(3, 2)).train()
+    for size in (4, 6):
+        chain(torch.randn(1, 3, size, size))
+        assert all(layer.field.weight.in_size == (size, size) for layer in chain)
 
 
 def test_a_network_iterates_once_a_forward_pass():
@@ -82,10 +56,6 @@ def test_a_network_iterates_once_a_forward_pass():
     assert all(torch.equal(w.u, u) for w, u in zip(weights, before, strict=True))
 
 
-def test_proximal_layers_follow_on_their_own():
-    assert followed(nn.Sequential(proximal(4, 3))) == []
-
-
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [("cpl", dict(channels=4, depth=5, inner=2, features=5, depth_linear=2)), ("soc-10", dict(channels=4))],
@@ -94,7 +64,7 @@ def test_recomputed_activations_give_the_same_step(name, sizes):
     torch.manual_seed(0)
     one = build(name, 3, (3, 32, 32), **sizes).double().train()
     other = copy.deepcopy(one)
-    other.checkpoint_activations = True
+    other.recompute_activations()
     x = torch.rand(2, 3, 32, 32, dtype=torch.float64)
     for network in (one, other):
         network(x).square().sum().backward()
@@ -120,7 +90,7 @@ def test_a_depth_of_activations_is_not_kept():
         return sum(sizes.values())
 
     every = kept()
-    network.checkpoint_activations = True
+    network.recompute_activations()
     assert kept() < every / 3
 
 
@@ -150,7 +120,7 @@ def test_a_network_gives_and_passes_on_the_memory_format_that_it_was_given(inner
 
     layers = [cpl_conv(16, inner, h=0.1), cpl_conv(16, inner, h=0.1), Look(), cpl_conv(16, inner, h=0.1)]
     x = torch.randn(3, 16, 6, 5).contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
-    z = through(layers, x)
+    z = Sequential(*layers)(x)
     expected = x
     for layer in layers:
         expected = layer(expected)
@@ -158,36 +128,6 @@ def test_a_network_gives_and_passes_on_the_memory_format_that_it_was_given(inner
     if not last:  # convolutions by columns want images contiguous, and leave them so
         assert seen[0]
         assert z.is_contiguous()
-
-
-def test_blocks_of_any_layout_take_images_as_they_lie(monkeypatch):
-    """Neither pooling nor folding turns them, and they end as they came. What extends a block may want them turned."""
-
-    class Own(AvgPool):
-        pass
-
-    def watched(kind):
-        usual = kind.forward
-
-        def forward(self, x):
-            seen.append((type(self), x.is_contiguous()))
-            return usual(self, x)
-
-        monkeypatch.setattr(kind, "forward", forward)
-
-    seen = []
-    for kind in (SpaceToDepth, AvgPool):
-        watched(kind)
-    layers = [cpl_conv(16, 16, h=0.1), SpaceToDepth(2), cpl_conv(64, 16, h=0.1), AvgPool(2)]
-    layers += [cpl_conv(64, 16, h=0.1), Own(1)]
-    x = torch.randn(3, 16, 8, 12)
-    z = through(layers, x)
-    assert seen == [(SpaceToDepth, False), (AvgPool, False), (Own, True)]
-    assert z.is_contiguous()
-    expected = x
-    for layer in layers:
-        expected = layer(expected.contiguous())
-    torch.testing.assert_close(z, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_networks_go_through_transforms():
@@ -206,7 +146,7 @@ def test_a_penalty_on_gradients_differentiates_twice(checkpoint, low):
     """Outside of autocast, as torch's guide says, and with recomputed activations, more than once."""
     torch.manual_seed(0)
     network = build("cpl-fast", 3, (3, 16, 16), channels=12, inner=(4, 16), depth=(2, 2), features=24).train()
-    network.checkpoint_activations = checkpoint
+    network.recompute_activations(checkpoint)
     x = torch.rand(4, 3, 16, 16, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16, enabled=low):
         scores = network(x).float()
@@ -219,23 +159,13 @@ def test_a_penalty_on_gradients_differentiates_twice(checkpoint, low):
 
 def test_recomputed_activations_may_be_recomputed_again():
     network = build("cpl-fast", 3, (3, 16, 16), channels=12, inner=(4, 16), depth=(2, 2), features=24).train()
-    network.checkpoint_activations = True
+    network.recompute_activations()
     loss = network(torch.rand(4, 3, 16, 16)).square().sum()
     loss.backward(retain_graph=True)
     once = [p.grad.clone() for p in network.parameters()]
     loss.backward()
     for parameter, first in zip(network.parameters(), once, strict=True):
         torch.testing.assert_close(parameter.grad, 2 * first)
-
-
-def test_joint_iterations_are_not_rounded_by_autocast():
-    pair = [cpl_conv(8, 16, padding_mode="circular", in_size=(8, 8)).field.weight for _ in range(2)]
-    expected = copy.deepcopy(pair)
-    iterate(expected)
-    with torch.autocast("cpu", torch.bfloat16):
-        iterate(pair)
-    for weight, full in zip(pair, expected, strict=True):
-        assert torch.equal(weight.u, full.u)
 
 
 def test_layers_that_are_not_in_training_do_not_move():
@@ -254,31 +184,12 @@ def test_layers_that_are_not_in_training_do_not_move():
 )
 def test_a_forward_pass_that_would_be_repeated_with_other_norms_is_refused(name, sizes):
     network = build(name, 3, (3, 32, 32), **sizes).train()
-    network.checkpoint_activations = True
+    network.recompute_activations()
     x = torch.rand(2, 3, 32, 32)
     first, second = network(x).sum(), network(x).sum()
     with pytest.raises(RuntimeError, match="must be followed by its backward pass"):
         (first + second).backward()
     network(x).sum().backward()
-
-
-class Masked(ConvWeight):
-    """A convolution whose border taps are 0, by an operator of its own."""
-
-    def operator(self, shape):
-        op = super().operator(shape)
-        return op.with_weight(torch.zeros_like(op.weight).index_copy(3, torch.tensor([1]), op.weight[..., 1:2]))
-
-
-def test_weights_of_a_users_own_are_followed_by_their_own_operator():
-    torch.manual_seed(0)
-    fields = [ConvexPotential(Masked(3, 4, in_size=(8, 8))) for _ in range(2)]
-    network = nn.Sequential(*(Flow(field, ExplicitEuler()) for field in fields)).train()
-    for _ in range(100):
-        iterate(followed(network))
-    for field in fields:
-        op = field.weight.operator(None)
-        torch.testing.assert_close(norm_estimate(op, field.weight.u, 0), norm_estimate(op), rtol=1e-3, atol=0)
 
 
 class Ridge(ConvexPotential):
@@ -287,8 +198,8 @@ class Ridge(ConvexPotential):
     def gradient(self, x):
         return super().gradient(x) + x
 
-    def smoothness_estimate(self, shape, learn, refine=0):
-        return super().smoothness_estimate(shape, learn, refine) + 1
+    def smoothness_estimate(self, shape, iterations=1):
+        return super().smoothness_estimate(shape, iterations) + 1
 
     def smoothness(self, shape, norm):
         return super().smoothness(shape, norm) + 1
@@ -303,26 +214,12 @@ def test_what_extends_a_potential_moves_along_its_own_gradient(h):
     field = Ridge(DenseWeight(4, 6))
     network = nn.Sequential(Flow(field, ExplicitEuler(h))).double().eval()
     x = torch.randn(5, 4, dtype=torch.float64)
-    size = 2 / field.smoothness_estimate((4,), learn=False).item() if h is None else h
+    size = 2 / field.smoothness_estimate((4,)).item() if h is None else h
     expected = x - size * field.gradient(x)
     torch.testing.assert_close(network(x), expected)
-    torch.testing.assert_close(through(network, x), expected)
+    torch.testing.assert_close(fuse(copy.deepcopy(network))(x), expected)
     norm = float(torch.linalg.matrix_norm(field.weight.weight.detach(), 2))
     bound = lipschitz_bound(network, in_shape=(4,))
     assert bound.lipschitz == pytest.approx(max(1.0, size * (norm**2 + 1) - 1), rel=1e-8)
     with pytest.raises(LoweringError, match=r"^0: Ridge has a declared bound, which lipschitz_bound takes"):
         freeze(network, in_shape=(4,))
-
-
-@pytest.mark.parametrize("together", [False, True])
-def test_a_norm_recovers_from_weights_that_were_no_numbers(together):
-    torch.manual_seed(0)
-    weights = [cpl_conv(3, 4, in_size=(8, 8)).field.weight for _ in range(1 + together)]
-    good = [weight.weight.detach().clone() for weight in weights]
-    for value in (float("nan"), float("inf")):
-        with torch.no_grad():
-            weights[0].weight[0, 0, 0, 0] = value
-        iterate(weights)
-        for weight, old in zip(weights, good, strict=True):
-            weight.weight.data.copy_(old)
-            assert bool(weight.u.isfinite().all())

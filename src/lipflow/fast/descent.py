@@ -21,26 +21,26 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lipflow.flows.memo import many, transformed
+from lipflow.fast.torch_state import is_batch_of_gradients, transformed
 from lipflow.operators import Conv2d, Dense, LinearOperator
 from lipflow.operators.columns import Columns
 from lipflow.operators.norm import in_full, norm
 
 Sigma = Callable[[Tensor], Tensor]
-FEW = 16  # convolutions to fewer channels run by columns: oneDNN works on 16 at a time
+MIN_CHANNELS = 16  # convolutions to fewer channels run by columns: oneDNN works on 16 at a time
 
 
-class Follow(NamedTuple):
-    """The step size h = 2/(s‖Wu‖²) that follows the norm of W, for slopes in [0, s] and a unit vector u."""
+class NormStep(NamedTuple):
+    """The step size h = 2/(s‖Wu‖²), for slopes of σ in [0, s] and a unit vector u with ‖Wu‖ close to ‖W‖."""
 
     u: Tensor
-    high: float
+    slope: float
 
     def size(self, op: LinearOperator) -> tuple[Tensor, Tensor]:
         """h, differentiable in W, and Wu."""
         with in_full(self.u):
             image = op(self.u[None])
-            return two_over(self.high * norm(image) ** 2), image
+            return two_over(self.slope * norm(image) ** 2), image
 
 
 def two_over(smoothness: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class Layer(NamedTuple):
 
     op: LinearOperator
     bias: Tensor | None
-    h: Follow | float
+    h: NormStep | float
     sigma: Sigma
 
     def plain(self, x: Tensor) -> Tensor:
@@ -62,8 +62,8 @@ class Layer(NamedTuple):
         return x - self.size()[0] * self.op.adjoint(self.sigma(shift(self.op(x), self.bias)))
 
     def size(self) -> tuple[Tensor | float, Tensor | None]:
-        """h, and Wu if it follows that."""
-        return self.h.size(self.op) if isinstance(self.h, Follow) else (self.h, None)
+        """h, and Wu if h depends on it."""
+        return self.h.size(self.op) if isinstance(self.h, NormStep) else (self.h, None)
 
     def joins(self, other: "Layer", x: Tensor) -> bool:
         """Whether the two run well on x as a chain: by columns, on the same shapes, and no signal grows.
@@ -71,7 +71,7 @@ class Layer(NamedTuple):
         Through layers with a step h of their own it may, and x found again from z would be lost in its rounding.
         """
         a, b = self.op, other.op
-        if not (isinstance(self.h, Follow) and isinstance(other.h, Follow)):
+        if not (isinstance(self.h, NormStep) and isinstance(other.h, NormStep)):
             return False
         if not (self.by_columns(x) and other.by_columns(x) and isinstance(a, Conv2d) and isinstance(b, Conv2d)):
             return False
@@ -129,7 +129,7 @@ class _Descend(torch.autograd.Function):
         x, *saved = ctx.saved_tensors
         rounded, saved = saved[len(saved) - ctx.rounded :], saved[: len(saved) - ctx.rounded]
         # With create_graph=True this derivative may itself be differentiated; and many gradients may come at once.
-        if (again := torch.is_grad_enabled()) or many(g):
+        if (again := torch.is_grad_enabled()) or is_batch_of_gradients(g):
             with torch.enable_grad(), torch.autocast(g.device.type, ctx.dtype) if rounded else in_full(g):
                 return _differentiable(x, ctx.layers, saved[-2 * count :], ctx.needs_input_grad, g, again)
         with in_full(g):
@@ -221,8 +221,8 @@ class _Sums:
     def results(self, h: Tensor, image: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         if self.weight is None:
             return None, self.bias
-        if isinstance(self.layer.h, Follow) and image is not None:
-            slope = -self.layer.h.high * h**2 * self.dh  # as 2h/‖Wu‖² = sh²
+        if isinstance(self.layer.h, NormStep) and image is not None:
+            slope = -self.layer.h.slope * h**2 * self.dh  # as 2h/‖Wu‖² = sh²
             self.outer(self.w.unfold(slope * image), self.layer.h.u[None])
         return self.w.weight_of(self.weight), self.bias
 
@@ -284,7 +284,7 @@ def _runners(layers: Sequence[Layer], dtype: torch.dtype, rounded: Sequence[Tens
 
 def _by_columns(op: Conv2d, dtype: torch.dtype) -> bool:
     out, into = op.kernel.shape[:2]
-    few = dtype == torch.float64 or (out < FEW and dtype == op.kernel.dtype)  # oneDNN has no float64
+    few = dtype == torch.float64 or (out < MIN_CHANNELS and dtype == op.kernel.dtype)  # oneDNN has no float64
     return few and out <= into and op.groups == 1 and op.padding_mode == "zeros" and op.kernel.device.type == "cpu"
 
 

@@ -1,0 +1,63 @@
+"""One power iteration of many operators at once.
+
+An operator on its own iterates on one vector, which makes many small products. Convolutions of one shape and geometry
+are the groups of one grouped convolution.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+
+import torch
+from torch import Tensor
+
+from lipflow.operators import Conv2d, LinearOperator
+from lipflow.operators.columns import run
+from lipflow.operators.norm import in_full, power_iteration
+
+MAX_GROUP = 32  # operators that iterate together: their vectors and columns are in memory at once
+
+
+@torch.no_grad()
+def joint_power_iteration(ops: Sequence[LinearOperator], us: Sequence[Tensor]) -> list[Tensor]:
+    """The unit vectors WᵀWu/‖WᵀWu‖ of every operator W and its u."""
+    alike: dict[Hashable, list[int]] = defaultdict(list)
+    for i, (op, u) in enumerate(zip(ops, us, strict=True)):
+        # Matrices are read once in any case: to stack them would only copy them.
+        together = isinstance(op, Conv2d) and not u.is_meta
+        alike[(op.weight.shape, repr(op.geometry), u.dtype, u.device) if together else i].append(i)
+    groups = [group[i : i + MAX_GROUP] for group in alike.values() for i in range(0, len(group), MAX_GROUP)]
+    new: dict[int, Tensor] = {}
+    for group in groups:
+        if len(group) == 1:
+            found = [power_iteration(ops[group[0]], us[group[0]], 1)]
+        else:
+            convolutions = [op for op in (ops[i] for i in group) if isinstance(op, Conv2d)]
+            found = _iterate_as_one(convolutions, torch.stack([us[i] for i in group]))
+        new.update(zip(group, found, strict=True))
+    return [new[i] for i in range(len(ops))]
+
+
+def _iterate_as_one(ops: Sequence[Conv2d], us: Tensor) -> list[Tensor]:
+    count = len(ops)
+    geometry = dict(ops[0].geometry, groups=count * ops[0].groups)
+    op = Conv2d(torch.cat([other.kernel.detach() for other in ops]), **geometry)
+    with in_full(us):
+        v = _units(_apply(op, us.reshape(1, *op.in_shape)), count)
+        new = _units(_apply(op, v, forward=False), count).reshape(us.shape)
+    flat = new.flatten(1)
+    moved = (flat != 0).any(1) & flat.isfinite().all(1)  # else there is nothing to follow, and u stays
+    return list(torch.where(moved.reshape(-1, *[1] * (us.ndim - 1)), new, us))
+
+
+def _apply(op: Conv2d, x: Tensor, forward: bool = True) -> Tensor:
+    if op.padding_mode == "zeros" and x.device.type == "cpu":
+        return run(op, x, forward)
+    return op(x) if forward else op.adjoint(x)
+
+
+def _units(x: Tensor, count: int) -> Tensor:
+    """Each of `count` equal parts of x, of norm 1; or 0 where it is 0."""
+    parts = x.reshape(count, -1)
+    scaled = parts / parts.abs().amax(1, keepdim=True)  # squares would overflow or vanish
+    units = scaled / scaled.norm(dim=1, keepdim=True)
+    return torch.where(parts.ne(0).any(1, keepdim=True), units, 0.0).reshape(x.shape)

@@ -1,0 +1,141 @@
+"""A chain of modules that runs Convex Potential Layers together."""
+
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lipflow.fast import Layer, NormStep, descend, joint_power_iteration
+from lipflow.fast.torch_state import may_keep, transformed
+from lipflow.flows.field import ConvexPotential
+from lipflow.flows.flow import Flow
+from lipflow.flows.step import ExplicitEuler
+from lipflow.node import Node
+from lipflow.operators.conv import likes_channels_last
+
+M = TypeVar("M", bound=nn.Module)
+Vectors = dict[int, Tensor]  # of weights, by id: the unit vectors of this pass
+
+
+class Sequential(nn.Sequential):
+    """`nn.Sequential` that computes the same faster.
+
+    Consecutive Convex Potential Layers run as one function that keeps only their inner values (`lipflow.fast`), and the
+    power iterations of all layers of a shape are one. With `recompute_activations`, training keeps the activations
+    between segments of layers only, and computes the others again in the backward pass: memory grows like the square
+    root of the depth, for one more forward pass.
+    """
+
+    recompute_activations = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        x = input
+        if isinstance(x, Node) or torch.compiler.is_compiling() or transformed():
+            return super().forward(x)
+        layers = list(self)
+        vectors = iterate(layers) if self.training and may_keep() else {}
+        if self.recompute_activations and self.training and len(layers) > 3:
+            return recomputed(self, layers, x, vectors)
+        return run(layers, x, vectors)
+
+
+def fuse(model: M) -> M:
+    """Turn every `nn.Sequential` in a model into a `Sequential`, in place; parameters and their names stay."""
+    for module in model.modules():
+        if type(module) is nn.Sequential:
+            module.__class__ = Sequential
+    return model
+
+
+def run(layers: Iterable[nn.Module], x: Tensor, vectors: Vectors) -> Tensor:
+    """x after all layers, consecutive Convex Potential Layers as one function.
+
+    oneDNN convolves fastest with channels last, so images stay so between such layers.
+    """
+    chain: list[Layer] = []
+    turned = False  # whether x lies channels last, and did not when it came
+    for module in layers:
+        layer = as_layer(module, x, vectors)
+        if chain and (layer is None or not chain[-1].joins(layer, x)):
+            x, chain = descend(x, *chain), []
+        if layer is None:
+            x, turned = module(x.contiguous() if turned else x), False
+            continue
+        if likes_channels_last(layer.op, x) and x.is_contiguous() and not layer.by_columns(x):
+            x, turned = x.contiguous(memory_format=torch.channels_last), True
+        chain.append(layer)
+    x = descend(x, *chain) if chain else x
+    return x.contiguous() if turned else x
+
+
+def as_layer(module: nn.Module, x: Tensor, vectors: Vectors) -> Layer | None:
+    """A Convex Potential Layer without hooks, on inputs of x's shape; None for any other module."""
+    parts = convex_potential_layer(module)
+    if parts is None:
+        return None
+    field, step = parts
+    op, h = field.weight(x), step.h
+    if h is None:
+        u = vectors.get(id(field.weight))
+        u = field.weight.top_vector(op) if u is None or tuple(u.shape) != op.in_shape else u
+        h = NormStep(u, field.sigma.high)
+    return Layer(op, field.bias, h, field.sigma.function)
+
+
+def convex_potential_layer(module: nn.Module) -> tuple[ConvexPotential, ExplicitEuler] | None:
+    """The field and the step of a Convex Potential Layer without hooks; what extends them may compute anything."""
+    if type(module) is not Flow or any(has_hooks(m) for m in module.modules()):
+        return None
+    field, step = module.field, module.step
+    return (field, step) if type(field) is ConvexPotential and type(step) is ExplicitEuler else None
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks, or a forward of its own, so that it has to be called."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(hooks) or "forward" in vars(module)
+
+
+def iterate(layers: Sequence[nn.Module]) -> Vectors:
+    """One power iteration for every Convex Potential Layer in training whose step follows its norm, kept."""
+    parts = [p for p in map(convex_potential_layer, layers) if p is not None]
+    weights = [field.weight for field, step in parts if step.h is None]
+    weights = [w for w in weights if w.training and w.u.numel()]
+    found = joint_power_iteration([w.operator(None) for w in weights], [w.u for w in weights])
+    return {id(w): w.keep(u) for w, u in zip(weights, found, strict=True)}
+
+
+def recomputed(chain: nn.Module, layers: Sequence[nn.Module], x: Tensor, vectors: Vectors) -> Tensor:
+    """Through all layers, keeping what passes between segments of about √n of n layers only."""
+    again = _Again(chain)
+    length = math.isqrt(len(layers) - 1) + 1
+    for first in range(0, len(layers), length):
+        segment = layers[first : first + length]
+        done = checkpoint(run, segment, x, vectors, use_reentrant=False, context_fn=lambda: (nullcontext(), again))
+        x = cast(Tensor, done)
+    again.buffers = again.versions()
+    return x
+
+
+class _Again(AbstractContextManager[None]):
+    """Around a second computation of activations: buffers are as the first one left them."""
+
+    def __init__(self, chain: nn.Module) -> None:
+        self.chain = chain
+        self.buffers: list[tuple[int, int]] = []
+
+    def versions(self) -> list[tuple[int, int]]:
+        return [(id(buffer), buffer._version) for buffer in self.chain.buffers()]
+
+    def __enter__(self) -> None:
+        if self.buffers != self.versions():
+            raise RuntimeError(
+                "with recompute_activations, a forward pass in training must be followed by its backward pass: "
+                "another one has moved the step sizes since"
+            )
+
+    def __exit__(self, *_: object) -> None: ...
