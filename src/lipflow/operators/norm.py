@@ -68,7 +68,7 @@ def top_singular_vector(op: LinearOperator, start: Tensor, steps: int = 100) -> 
     """A unit vector u with ‖Wu‖ close to ‖W‖, by Lanczos' method on WᵀW; `start` itself where W is 0, or no number.
 
     It begins with the sum of `start` and a random vector, as `start` may be orthogonal to the one that is sought, and
-    ends when WᵀWu is within 10⁻³ of a multiple of u, relatively: then an eigenvalue of WᵀW is as near. At least 30
+    ends when WᵀWu is within √eps of a multiple of u, relatively: then an eigenvalue of WᵀW is as near. At least 30
     steps are made, in which the random vector shows a greater eigenvalue, if there is one.
     """
     weight = op.weight.detach()
@@ -78,7 +78,7 @@ def top_singular_vector(op: LinearOperator, start: Tensor, steps: int = 100) -> 
     op = op.with_weight(weight / greatest)
     basis = start.new_zeros(min(steps, start.numel()), start.numel())
     q = _unit(_unit(start) + _unit(start_vector(op.in_shape, start))).flatten()
-    diagonal, beside, ritz = [], [], q
+    diagonal, beside, ritz, tolerance = [], [], q, math.sqrt(torch.finfo(q.dtype).eps)
     with in_full(start):
         for k in range(len(basis)):
             basis[k] = q
@@ -90,7 +90,7 @@ def top_singular_vector(op: LinearOperator, start: Tensor, steps: int = 100) -> 
             ended = k + 1 == len(basis) or length <= torch.finfo(w.dtype).eps * max(diagonal)
             if ended or (k >= 29 and k % 5 == 4):
                 values, vectors = torch.linalg.eigh(_tridiagonal(diagonal, beside))
-                if ended or length * abs(float(vectors[-1, -1])) <= 1e-3 * float(values[-1]):
+                if ended or length * abs(float(vectors[-1, -1])) <= tolerance * float(values[-1]):
                     ritz = vectors[:, -1].to(basis) @ basis[: k + 1]
                     break
             beside.append(length)
