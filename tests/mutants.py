@@ -122,6 +122,25 @@ MUTANTS = [
         [CLAIMS, "-k", "low or no_proof"],
     ),
     Mutant(
+        "a cache that is never compared with its weights",
+        [Edit("flows/cache.py", "self._key == key and self._fits(inputs)", "self._key == key")],
+        ["tests/flows/test_evaluation.py", "-k", "stale"],
+    ),
+    Mutant(
+        "evaluation with the vector of the last training step",
+        [
+            Edit(
+                "flows/weight.py", "cache.constant(lambda: top_singular_vector(op, u), op.weight, key=op.in_shape)", "u"
+            )
+        ],
+        ["tests/flows/test_evaluation.py", "-k", "stale"],
+    ),
+    Mutant(
+        "Lanczos from the likely vector alone",
+        [Edit(NORM, "_unit(_unit(start) + _unit(start_vector(op.in_shape, start)))", "_unit(start)")],
+        ["tests/operators/test_norm_estimate.py", "-k", "top_singular"],
+    ),
+    Mutant(
         "a stale cache: a norm kept from before a change of weights",
         [
             Edit(

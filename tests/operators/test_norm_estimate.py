@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lipflow import Conv2d, Dense, norm_estimate
-from lipflow.operators.norm import power_iteration, start_vector
+from lipflow.operators.norm import power_iteration, start_vector, top_singular_vector
 from tests.operators.geometry import draw_geometry, matrix_of
 
 
@@ -142,3 +142,29 @@ def test_the_start_vector_is_a_unit_vector_in_the_dtype_of_the_weights():
         u = start_vector((3, 4, 5), torch.empty(0, dtype=dtype))
         assert u.dtype == dtype
         assert float(u.double().norm()) == pytest.approx(1.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("ratio", [1.0, 1.01, 2.0, 1e6])
+def test_the_top_singular_vector_is_found_from_another_one(ratio, dtype):
+    """The start is the second singular vector to the last bit, in which no power of WᵀW has anything of the first."""
+    weight = torch.cat([torch.tensor([ratio, 1.0]), torch.linspace(0.9, 0.1, 198)]).to(dtype).diag()
+    start = torch.zeros(200, dtype=dtype)
+    start[1] = 1
+    u = top_singular_vector(Dense(weight), start)
+    assert float(u.norm()) == pytest.approx(1, rel=1e-6)
+    assert float((weight @ u).norm()) == pytest.approx(ratio, rel=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-170, 1e170])
+def test_the_top_singular_vector_knows_no_scale(scale):
+    torch.manual_seed(0)
+    weight = torch.randn(40, 60, dtype=torch.float64)
+    u = top_singular_vector(Dense(scale * weight), torch.ones(60, dtype=torch.float64))
+    assert float((weight @ u).norm()) == pytest.approx(float(torch.linalg.matrix_norm(weight, 2)), rel=1e-12)
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+def test_where_there_is_no_top_singular_vector_the_start_stays(value):
+    start = torch.ones(3) / 3**0.5
+    assert torch.equal(top_singular_vector(Dense(torch.full((2, 3), value)), start), start)
