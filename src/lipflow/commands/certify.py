@@ -98,13 +98,15 @@ def over_ranks(frozen: "Frozen", images: "Tensor", ranks: "Ranks", kept: Kept) -
     """
     import torch
 
-    from lipflow.certificate import from_logits
-    from lipflow.frozen import CHUNK, certify
+    from lipflow.certificate import from_logits, require_pixels
+    from lipflow.frozen import CHUNK
 
+    require_pixels(images, frozen.domain)
     mine = ranks.share(images)
 
+    @torch.no_grad()
     def scores(x: "Tensor") -> "dict[str, Tensor]":
-        return {"logits": certify(frozen, x).logits}
+        return {"logits": frozen(x)}
 
     parts = ranks.gather(kept.through(scores, [mine], CHUNK, "certifying", ranks.first))
     if not ranks.first:
