@@ -331,7 +331,7 @@ ATTACK = ["attack", "RUN", "--epsilon", "0.5", "1", "--steps", "2", "--gallery",
 @pytest.mark.parametrize(
     ("words", "size", "work", "written"),
     [
-        (["certify", "RUN", "--images", "35"], "frozen.CHUNK", "frozen.Frozen._run", "certified.npz"),
+        (["certify", "RUN", "--images", "35"], "frozen.CHUNK", "frozen.Frozen.receive", "certified.npz"),
         (ATTACK, "commands.attack.AT_ONCE", "attack.pgd", "attack.json"),
     ],
 )
