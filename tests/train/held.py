@@ -8,15 +8,15 @@ import time
 from pathlib import Path
 
 from lipflow.cli import main
-from lipflow.train.scribe import Scribe
+from lipflow.train.writer import Writer
 
 if __name__ == "__main__":
-    last, file, log_step = int(sys.argv[1]), Path(sys.argv[2]), Scribe.step
+    last, file, log_step = int(sys.argv[1]), Path(sys.argv[2]), Writer.step
 
-    def step(self: Scribe, epoch: int, loss: float, rate: float) -> None:
+    def step(self: Writer, epoch: int, loss: float, rate: float) -> None:
         log_step(self, epoch, loss, rate)
-        while self.standing.step >= last and file.exists():
+        while self.state.step >= last and file.exists():
             time.sleep(0.002)
 
-    Scribe.step = step
+    Writer.step = step
     sys.exit(main(sys.argv[3:]))

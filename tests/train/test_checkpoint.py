@@ -112,10 +112,10 @@ def test_what_cannot_be_read_now_is_not_taken_for_damaged(tmp_path, monkeypatch)
 def test_a_truncated_file_and_a_pickle_are_refused(network, tmp_path):
     save_model(network, tmp_path / "m")
     (tmp_path / "m").write_bytes((tmp_path / "m").read_bytes()[:-1])
-    with pytest.raises(ValueError, match="is not a whole safetensors file"):
+    with pytest.raises(ValueError, match="is not a complete safetensors file"):
         load_model(tmp_path / "m")
     (tmp_path / "p").write_bytes(pickle.dumps(_Trap()))
-    with pytest.raises(ValueError, match="is not a whole safetensors file"):
+    with pytest.raises(ValueError, match="is not a complete safetensors file"):
         load_model(tmp_path / "p")
     with pytest.raises(FileNotFoundError, match="there is no file"):
         load_model(tmp_path / "absent")
@@ -178,10 +178,10 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(damage, tmp_path):
     checkpoints.save(checkpoint(1))
     checkpoints.save(checkpoint(2))
     damage(tmp_path / "step-00000002.safetensors")
-    with pytest.warns(UserWarning, match="going on from step 1 instead"):
+    with pytest.warns(UserWarning, match="continuing from step 1 instead"):
         assert equal(checkpoints.latest(), checkpoint(1))
     _flip_a_bit(tmp_path / "step-00000001.safetensors")
-    with pytest.raises(ValueError, match=r"no checkpoint in .* is whole: .*step-00000002.*step-00000001"):
+    with pytest.raises(ValueError, match=r"no checkpoint in .* is complete: .*step-00000002.*step-00000001"):
         checkpoints.latest()
 
 

@@ -39,7 +39,7 @@ def test_two_processes_are_one(tmp_path):
     (tmp_path / "run" / "model.safetensors").unlink()
     output = torchrun("-m", "lipflow", "train", "--out", str(tmp_path / "run"), "--resume")
     assert "cpu × 2" in output
-    assert "going on after step 22" in output
+    assert "continuing after step 22" in output
     assert digest(tmp_path / "run" / "model.safetensors") == before
 
 
@@ -47,7 +47,7 @@ def test_processes_that_were_started_apart_are_refused_on_every_rank(tmp_path):
     """With another rate on each, their weights would part, and nobody would know."""
     torchrun("tests/train/worker.py", str(tmp_path), "apart")
     told = {json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1)}
-    assert told == {"the processes do not have the same flags; start each as the first one"}
+    assert told == {"the processes do not have the same flags; start all with the same command and data"}
     assert not (tmp_path / "run").exists()
 
 

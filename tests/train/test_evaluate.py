@@ -6,7 +6,7 @@ import torch
 import lipflow
 from lipflow.data import load, to_unit
 from lipflow.train.distributed import Ranks
-from lipflow.train.estimate import estimate, input_lipschitz, pair_estimates
+from lipflow.train.evaluate import estimate, input_lipschitz, pair_estimates
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 RADII = ("0.001", "0.01", "0.05")

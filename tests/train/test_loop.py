@@ -17,13 +17,11 @@ from lipflow.losses import CertificateRegularisation
 from lipflow.train import Run, load_run, train
 from lipflow.train import loop as loop_module
 from lipflow.train.distributed import Ranks
-from lipflow.train.ending import Interrupted, NonFiniteLoss
-from lipflow.train.learner import Learner, make_network
-from lipflow.train.optimiser import make_optimiser
-from lipflow.train.plan import Plan
-from lipflow.train.recipe import SOC
-from lipflow.train.schedule import rate_at
-from tests.train.tiny import SIZES, digest, log, tiny
+from lipflow.train.learner import Learner, make_network, make_optimiser
+from lipflow.train.recipe import SGD, SOC
+from lipflow.train.schedule import Plan
+from lipflow.train.signals import Interrupted, NonFiniteLoss
+from tests.train.tiny import ARGS, digest, log, tiny
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
@@ -56,7 +54,7 @@ def test_the_log_has_every_step_and_its_rate(tmp_path):
     steps = log(tmp_path, "step")
     assert [line["step"] for line in steps] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert [line["epoch"] for line in steps] == [1, 1, 1, 1, 2, 2, 2, 2]
-    assert [line["lr"] for line in steps] == [rate_at(Plan.of(8).progress(step), run.recipe) for step in range(8)]
+    assert [line["lr"] for line in steps] == [run.recipe.rate(Plan.of(8).progress(step)) for step in range(8)]
     epochs = log(tmp_path, "epoch")
     sizes = [20, 20, 20, 10]
     for number, epoch in enumerate(epochs):
@@ -70,33 +68,32 @@ def test_the_log_has_every_step_and_its_rate(tmp_path):
     "changes",
     [
         {},
-        {"pad_mode": "zeros", "erase": 3, "flip": False},
+        {"padding_mode": "zeros", "cutout": 3, "flip": False},
         {"optimiser": "sgd", "lr": 0.1, "momentum": 0.8, "nesterov": True, "weight_decay": 5e-2},
-        {"inputs": "mean-std"},
+        {"normalize": "mean-std"},
     ],
     ids=str,
 )
 def test_training_is_a_plain_loop(tmp_path, changes):
     """The weights are those of ten lines of PyTorch: nothing of a recipe is lost on the way."""
-    run = tiny(tmp_path, epochs=2, images=50, batch_size=20, **{"pad": 1, "flip": True, **changes})
+    run = tiny(tmp_path, epochs=2, images=50, batch_size=20, **{"crop_padding": 1, "flip": True, **changes})
     weights, recipe = train(run).network.state_dict(), run.recipe
     data = load("digits", validation=1447)
     torch.manual_seed(0)
-    std = {"std": list(data.std)} if recipe.inputs == "mean-std" else {}
-    network = lipflow.build("cpl-digits", mean=list(data.mean), lln=True, **std, **SIZES)
-    momentum = dict(momentum=recipe.momentum, nesterov=recipe.nesterov, weight_decay=recipe.weight_decay)
-    sgd = recipe.optimiser == "sgd"
-    optimiser = torch.optim.SGD(network.parameters(), **momentum) if sgd else torch.optim.Adam(network.parameters())
-    augmentation = dict(pad=recipe.pad, mode=recipe.pad_mode, flip=recipe.flip, erase=recipe.erase)
+    std = {"std": list(data.std)} if recipe.normalize == "mean-std" else {}
+    network = lipflow.build("cpl-digits", mean=list(data.mean), lln=True, **std, **ARGS)
+    kind = torch.optim.SGD if isinstance(recipe.optimiser, SGD) else torch.optim.Adam
+    optimiser = kind(network.parameters(), **asdict(recipe.optimiser))
+    augmentation = dict(pad=recipe.crop_padding, mode=recipe.padding_mode, flip=recipe.flip, erase=recipe.cutout)
     for step in range(6):
         batch = list(lipflow.data.batches(50, 20, 0, step // 3))[step % 3]
         images = lipflow.data.augment(data.train.images[batch], batch, 0, step // 3, **augmentation)
         loss = torch.nn.functional.multi_margin_loss(
-            network(lipflow.data.to_unit(images)), data.train.labels[batch], margin=run.recipe.margin
+            network(lipflow.data.to_unit(images)), data.train.labels[batch], margin=recipe.loss.margin
         )
         optimiser.zero_grad()
         loss.backward()
-        optimiser.param_groups[0]["lr"] = rate_at(Plan.of(6).progress(step), run.recipe)
+        optimiser.param_groups[0]["lr"] = run.recipe.rate(Plan.of(6).progress(step))
         optimiser.step()
     for name, value in network.state_dict().items():
         torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-5)
@@ -134,7 +131,7 @@ def test_the_best_network_is_of_the_best_epoch_and_test_images_are_never_seen(tm
 
 
 def test_without_validation_images(tmp_path):
-    run = replace(tiny(tmp_path, epochs=1, batch_size=500), validation=0)
+    run = replace(tiny(tmp_path, epochs=1, batch_size=500), validation_images=0)
     assert train(run).validation is None
     assert not (tmp_path / "best.safetensors").exists()
     assert "validation" not in log(tmp_path, "epoch")[0]
@@ -147,8 +144,8 @@ def test_without_validation_images(tmp_path):
     [
         dict(optimiser="sgd", lr=0.1, nesterov=True, weight_decay=5e-4, schedule="multistep"),
         dict(loss="certificate", schedule="constant"),
-        dict(loss="offset-cross-entropy", offset=0.5, temperature=0.5, inputs="mean-std"),
-        dict(loss="cross-entropy", schedule="exponential", lln=False, inputs="model"),
+        dict(loss="offset-cross-entropy", offset=0.5, temperature=0.5, normalize="mean-std"),
+        dict(loss="cross-entropy", schedule="exponential", lln=False, normalize="model"),
         dict(precision="bfloat16"),
     ],
 )
@@ -168,14 +165,14 @@ def test_products_in_bfloat16_are_near_those_in_float32_and_weights_stay_what_th
 
 def test_the_certificate_in_the_loss_is_in_pixels(tmp_path):
     """An input divided by std is stretched by 1/std, and radii are measured before that."""
-    run = replace(tiny(tmp_path, loss="certificate", gamma=0.3), sizes={**SIZES, "std": 0.25})
+    run = replace(tiny(tmp_path, loss="certificate", gamma=0.3), model_args={**ARGS, "std": 0.25})
     learner = Learner(make_network(run, load("digits")), run, load("digits").train, ALONE)
     assert learner.loss == CertificateRegularisation(0.3, lipschitz=4.0)
 
 
 def test_angles_do_not_decay():
     network = torch.nn.Sequential(torch.nn.Linear(4, 4), lipflow.blocks.Householder(4))
-    decay = {id(p): g["weight_decay"] for g in make_optimiser(network, SOC).param_groups for p in g["params"]}
+    decay = {id(p): g["weight_decay"] for g in make_optimiser(network, SOC.optimiser).param_groups for p in g["params"]}
     assert [decay[id(p)] for p in network.parameters()] == [5e-4, 5e-4, 0]
 
 
@@ -212,7 +209,7 @@ def test_a_run_goes_on_with_its_own_images_only(tmp_path, monkeypatch):
         patch.setattr(loop_module, "estimate", lambda *given: signal.raise_signal(signal.SIGINT) or usual(*given))
         with pytest.raises(Interrupted):
             train(run)
-    other = load("digits", validation=run.validation)
+    other = load("digits", validation=run.validation_images)
     other = replace(other, validation=other.validation.take(torch.arange(1, len(other.validation))))
     with monkeypatch.context() as patch:
         patch.setattr(loop_module, "load", lambda *_, **__: other)
@@ -223,14 +220,14 @@ def test_a_run_goes_on_with_its_own_images_only(tmp_path, monkeypatch):
 
 def test_what_another_process_did_meanwhile_is_not_overwritten(tmp_path, monkeypatch):
     """It ended the run, or began one, between the first look at the folder and the lock on it."""
-    run, held = tiny(tmp_path / "r", epochs=1), loop_module._held
+    run, held = tiny(tmp_path / "r", epochs=1), loop_module._lock
 
     def after_another(folder):
-        monkeypatch.setattr(loop_module, "_held", held)
+        monkeypatch.setattr(loop_module, "_lock", held)
         train(replace(run, seed=1))
         return held(folder)
 
-    monkeypatch.setattr(loop_module, "_held", after_another)
+    monkeypatch.setattr(loop_module, "_lock", after_another)
     with pytest.raises(ValueError, match="holds a run already"):
         train(run)
     assert load_run(run.folder)[0].seed == 1
@@ -245,7 +242,7 @@ def test_a_resumed_run_must_be_the_same(tmp_path, capsys):
         train(run, resume=True)
     train(run)
     with pytest.raises(ValueError, match=r"--seed 3 \(the run has 0\), --lr 0.5 \(the run has 0.01\)"):
-        train(replace(run, seed=3, recipe=replace(run.recipe, lr=0.5)), resume=True)
+        train(replace(run, seed=3, recipe=run.recipe.vary(lr=0.5)), resume=True)
     assert train(run, resume=True).validation is not None
     assert "has ended already" in capsys.readouterr().out
     for path in (run.folder / "checkpoints").glob("*.safetensors"):
@@ -280,7 +277,10 @@ def test_a_resumed_run_has_its_threads_and_says_what_else_has_changed(tmp_path, 
     finally:
         torch.set_num_threads(before)
     assert used == [1] * 6
-    assert f"this may differ from the uninterrupted run: torch 1.0 → {torch.__version__}" in capsys.readouterr().out
+    assert (
+        f"the result may differ from that of an uninterrupted run: torch 1.0 → {torch.__version__}"
+        in capsys.readouterr().out
+    )
 
 
 def poison(monkeypatch, after: int):
@@ -300,9 +300,9 @@ def poison(monkeypatch, after: int):
 
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path, monkeypatch):
     """The step and the layers are named, and the checkpoint before it is kept and good."""
-    run = replace(tiny(tmp_path, epochs=4), checkpoint_every="0s")
+    run = replace(tiny(tmp_path, epochs=4), save_every="0s")
     update = poison(monkeypatch, after=5)
-    with pytest.raises(NonFiniteLoss, match="after step 5 there are weights that are no numbers") as caught:
+    with pytest.raises(NonFiniteLoss, match="after step 5 there are NaN or infinite weights") as caught:
         train(run)
     assert "not finite: stages.linear.0.field.weight.weight" in str(caught.value)
     assert "stages.convolutions.0.field.weight: " in str(caught.value)
@@ -316,8 +316,8 @@ def test_weights_that_are_no_numbers_are_not_the_best_network(tmp_path, monkeypa
     """Nor are they validated: the last step of an epoch is looked at before."""
     poison(monkeypatch, after=3)
     monkeypatch.setattr(loop_module, "estimate", lambda *_: pytest.fail("weights that are no numbers were validated"))
-    with pytest.raises(NonFiniteLoss, match="after step 3 there are weights that are no numbers"):
-        train(replace(tiny(tmp_path, images=9, batch_size=3), checkpoint_every="1h"))
+    with pytest.raises(NonFiniteLoss, match="after step 3 there are NaN or infinite weights"):
+        train(replace(tiny(tmp_path, images=9, batch_size=3), save_every="1h"))
     assert not (tmp_path / "best.safetensors").exists()
 
 
@@ -336,13 +336,13 @@ def test_an_infinite_loss_names_the_step(tmp_path, monkeypatch):
 def test_bad_runs_are_answered_before_anything_is_written(tmp_path):
     run = tiny(tmp_path / "r")
     for bad, error, words in [
-        (replace(run, sizes={"dept": 3}), TypeError, "has no size 'dept'"),
+        (replace(run, model_args={"dept": 3}), TypeError, "has no size 'dept'"),
         (replace(run, data="mnist"), ValueError, "no dataset is called 'mnist'"),
         (replace(run, model="cpl-xxl"), ValueError, "there is no model 'cpl-xxl'"),
         (replace(run, device="gpu"), ValueError, "there is no device 'gpu'"),
         (replace(run, device="meta"), ValueError, "--device meta cannot be used here"),
-        (replace(run, recipe=replace(run.recipe, margin=0.0)), ValueError, "margin must be above 0"),
-        (replace(run, recipe=replace(run.recipe, pad=8)), ValueError, "cannot reflect-pad 8×8 images by 8"),
+        (replace(run, recipe=replace(run.recipe, cutout=9)), ValueError, "cannot erase a square of side 9"),
+        (replace(run, recipe=replace(run.recipe, crop_padding=8)), ValueError, "cannot reflect-pad 8×8 images by 8"),
     ]:
         with pytest.raises(error, match=words):
             train(bad)
@@ -370,14 +370,14 @@ def test_the_exact_result_is_that_of_the_frozen_network(tmp_path):
 
 @pytest.mark.parametrize(("asked", "images"), [(0, None), (5, 5), (10**6, 1437)])
 def test_how_many_are_certified(asked, images, tmp_path):
-    result = train(replace(tiny(tmp_path, epochs=1), exact=asked))
+    result = train(replace(tiny(tmp_path, epochs=1), certify_validation=asked))
     assert (result.exact and result.exact.images) == images
     assert len(log(tmp_path, "exact")) == (images is not None)
     assert ("validation_exact" in json.loads((tmp_path / "run.json").read_text())) == (images is not None)
 
 
 def test_certifying_says_how_far_it_is(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("lipflow.train.progress.EVERY", 0.0)
+    monkeypatch.setattr("lipflow.train.writer.SECONDS_BETWEEN_LINES", 0.0)
     train(tiny(tmp_path, epochs=1))
     said = capsys.readouterr().out
     assert "certifying 250/1437 images" in said
@@ -389,7 +389,7 @@ def test_a_network_that_cannot_be_frozen_is_trained_all_the_same(why, tmp_path, 
     def refuse(*arguments):
         raise why
 
-    monkeypatch.setattr(loop_module, "exact", refuse)
+    monkeypatch.setattr(loop_module, "certify_split", refuse)
     result = train(tiny(tmp_path, epochs=1))
     assert result.exact is None
     assert f"there is no exact result: {why}" in capsys.readouterr().out
@@ -398,13 +398,13 @@ def test_a_network_that_cannot_be_frozen_is_trained_all_the_same(why, tmp_path, 
 
 def test_a_best_network_that_was_not_kept_is_said_to_be_none(tmp_path):
     train(tiny(tmp_path, epochs=1, images=1497))
-    with pytest.raises(ValueError, match=r"has no best\.safetensors: no validation images chose one"):
+    with pytest.raises(ValueError, match=r"has no best\.safetensors: there were no validation images"):
         load_run(tmp_path, "best")
 
 
 def test_whoever_is_stopped_while_certifying_goes_on_from_there(tmp_path, monkeypatch):
     train(tiny(tmp_path / "whole"))
-    real, calls = loop_module.exact, []
+    real, calls = loop_module.certify_split, []
 
     def interrupted(*arguments):
         calls.append(arguments)
@@ -412,7 +412,7 @@ def test_whoever_is_stopped_while_certifying_goes_on_from_there(tmp_path, monkey
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(loop_module, "exact", interrupted)
+    monkeypatch.setattr(loop_module, "certify_split", interrupted)
     run = tiny(tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
         train(run)
@@ -475,7 +475,7 @@ def test_tensorboard_reads_what_is_written(tmp_path, monkeypatch):
 def test_visits_start_anywhere():
     run = replace(Run(), recipe=replace(Run().recipe, batch_size=30))
     data = load("digits", validation=1397)
-    learner = Learner(make_network(replace(run, sizes=SIZES), data), run, data.train, ALONE)
+    learner = Learner(make_network(replace(run, model_args=ARGS), data), run, data.train, ALONE)
     whole = list(islice(learner.visits(0), 11))
     assert [(step, epoch) for step, epoch, _ in whole] == [(t, t // 4) for t in range(11)]
     for start in range(12):
@@ -491,5 +491,5 @@ def test_a_board_that_does_not_fit_is_left_out(tmp_path, monkeypatch):
             raise TypeError("Descriptors cannot be created directly")
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", Broken("torch.utils.tensorboard"))
-    with pytest.warns(UserWarning, match="TensorBoard cannot be imported, and is left out: Descriptors"):
+    with pytest.warns(UserWarning, match="TensorBoard cannot be imported and is not used: Descriptors"):
         train(tiny(tmp_path, epochs=1))

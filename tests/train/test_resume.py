@@ -10,7 +10,7 @@ import pytest
 from lipflow.train import train
 from lipflow.train.learner import Learner
 from tests.processes import TIMEOUT_SECONDS, lipflow, start
-from tests.train.tiny import FLAGS, SIZES, digest, log, tiny
+from tests.train.tiny import ARGS, FLAGS, digest, log, tiny
 
 EPOCHS, STEPS = 12, 12 * 19
 
@@ -60,11 +60,11 @@ def test_processes_that_are_really_killed(tmp_path):
     assert [line["step"] for line in log(whole, "step")] == list(range(1, STEPS + 1))
 
     resume = ["train", "--out", str(folder), "--resume"]
-    stopped(folder, signal.SIGKILL, 1, flags(folder, "--checkpoint-every", "0.02s"))
+    stopped(folder, signal.SIGKILL, 1, flags(folder, "--save-every", "0.02s"))
     stopped(folder, signal.SIGKILL, 40, resume)
-    code, output = stopped(folder, signal.SIGTERM, 20, [*resume, "--checkpoint-every", "1h"])
+    code, output = stopped(folder, signal.SIGTERM, 20, [*resume, "--save-every", "1h"])
     assert code == 143, output
-    assert f"go on with `lipflow train --out {folder} --resume`" in output
+    assert f"continue with `lipflow train --out {folder} --resume`" in output
     assert "Traceback" not in output
     last = json.loads((folder / "log.jsonl").read_text().splitlines()[-1])["step"]
     assert (folder / "checkpoints" / f"step-{last:08d}.sha256").exists()  # none was due: the signal saved it
@@ -74,7 +74,7 @@ def test_processes_that_are_really_killed(tmp_path):
     latest = max(folder.glob("checkpoints/*.sha256")).with_suffix(".safetensors")
     latest.write_bytes(latest.read_bytes()[: latest.stat().st_size // 2])
     output = lipflow(*resume)
-    assert "it is damaged or was changed; going on from step" in output
+    assert "it is damaged or was changed; continuing from step" in output
     assert "lipflow: warning: " in output
     assert_same(folder, whole)
 
@@ -85,21 +85,21 @@ class Crash(Exception):
 
 KW = dict(channels=4, hidden=8, features=8)
 CASES = [
-    ("cpl-digits", SIZES, "adam"),
-    ("cpl-digits", SIZES, "sgd"),
+    ("cpl-digits", ARGS, "adam"),
+    ("cpl-digits", ARGS, "sgd"),
     ("cayley-kw3", KW, "adam"),
     ("bcop-large", KW, "adam"),
     ("soc+-10", dict(stages=2, channels=4), "sgd"),
 ]
 
 
-@pytest.mark.parametrize(("model", "sizes", "optimiser"), CASES)
-def test_stopped_after_every_step(model, sizes, optimiser, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("model", "args", "optimiser"), CASES)
+def test_stopped_after_every_step(model, args, optimiser, tmp_path, monkeypatch):
     """A checkpoint each step, a crash after each step, at the ends of epochs and within."""
     recipe = dict(epochs=2, images=50, optimiser=optimiser, weight_decay=1e-3, loss="certificate", lln=False)
-    whole = replace(tiny(tmp_path / "whole", **recipe), model=model, sizes=sizes)
+    whole = replace(tiny(tmp_path / "whole", **recipe), model=model, model_args=args)
     train(whole)
-    run = replace(whole, out=tmp_path / "run", checkpoint_every="0s")
+    run = replace(whole, out=tmp_path / "run", save_every="0s")
     gradients = Learner.gradients
     calls = []
 

@@ -7,7 +7,7 @@ import pytest
 
 from lipflow.train import load_run, train
 from lipflow.train import loop as loop_module
-from lipflow.train.ending import Interrupted
+from lipflow.train.signals import Interrupted
 from tests.train.tiny import log, tiny
 
 
@@ -31,12 +31,12 @@ def test_a_signal_during_the_last_validation_is_obeyed(tmp_path, monkeypatch):
 
 def test_one_process_trains_in_a_folder(tmp_path):
     with (
-        loop_module._held(tmp_path),
+        loop_module._lock(tmp_path),
         pytest.raises(ValueError, match="another process trains in"),
-        loop_module._held(tmp_path),
+        loop_module._lock(tmp_path),
     ):
         pass
-    with loop_module._held(tmp_path):
+    with loop_module._lock(tmp_path):
         pass
 
 
@@ -51,11 +51,7 @@ def test_a_resumed_run_remembers_where_it_is(tmp_path, monkeypatch):
     left.touch()
     load = loop_module.load
     monkeypatch.setattr(loop_module, "load", lambda name, data_dir, **options: load(name, **options))
-    train(replace(run, data_dir=tmp_path / "moved", exact=3), resume=True)
+    train(replace(run, data_dir=tmp_path / "moved", certify_validation=3), resume=True)
     stored = load_run(tmp_path)[0]
-    assert (stored.data_dir, stored.exact) == (tmp_path / "moved", 3)
+    assert (stored.data_dir, stored.certify_validation) == (tmp_path / "moved", 3)
     assert not left.exists()
-
-
-def test_sizes_as_tuples_are_those_that_are_stored(tmp_path):
-    assert replace(tiny(tmp_path), sizes={"depth": (3, 4)}).sizes == {"depth": [3, 4]}
