@@ -1,6 +1,6 @@
-"""`held.py STEP FILE train …`: lipflow, held at a step for as long as a file exists.
+"""`paused_run.py STEP FILE train …`: lipflow, paused at a step as long as a file exists.
 
-A process that is to be stopped in the middle of a run must not have ended before, however fast the machine is.
+A test that stops a run in the middle needs it to be running still, on a fast machine too.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Run by each rank of test_distributed: end commands in every way, and list the threads that they leave."""
+"""Run on each rank by test_distributed: end commands in every way, and list the threads that they leave."""
 
 import json
 import os

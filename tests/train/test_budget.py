@@ -81,7 +81,7 @@ SPEEDS = {
 
 @pytest.mark.parametrize("guess", [1000, 3000, 20000])
 @pytest.mark.parametrize("speed", SPEEDS)
-def test_a_budget_is_kept_and_used_whatever_was_guessed_and_whatever_the_machine_does(monkeypatch, speed, guess):
+def test_a_budget_is_kept_and_used_at_any_first_guess_and_speed(monkeypatch, speed, guess):
     took, plan = follow(monkeypatch, 600.0, guess, SPEEDS[speed], validation_takes=2.0)
     assert 0.97 < took <= 1.005
     assert len(plan.decisions) <= 51
@@ -89,8 +89,8 @@ def test_a_budget_is_kept_and_used_whatever_was_guessed_and_whatever_the_machine
 
 
 @pytest.mark.parametrize("validation", [20.0, 40.0, 60.0, 90.0])
-def test_a_dear_validation_is_reckoned_with(monkeypatch, validation):
-    """Wherever the last epoch ends: one validation more, or none, in the last few steps."""
+def test_a_slow_validation_is_in_the_budget(monkeypatch, validation):
+    """For any end of the last epoch: there is one more validation, or none, in the last few steps."""
     for seconds in range(1500, 3600, 37):
         took, _ = follow(monkeypatch, float(seconds), 1000, lambda part: 3.75, validation, per_epoch=176)
         assert 0.93 < took <= 1.0, seconds
@@ -103,8 +103,8 @@ def test_a_budget_that_is_spent_ends_with_the_next_step(monkeypatch):
     assert 0 < Linear().factor(plan.progress(1), 200) < 1
 
 
-def test_a_resumed_run_decides_at_once_whatever_its_machine_lost(monkeypatch):
-    """Ten lives of a hundredth of the budget each, with a start of as long: the budget is kept all the same."""
+def test_a_resumed_run_decides_at_once(monkeypatch):
+    """Ten processes of a hundredth of the budget each, with a startup of as long, keep the budget."""
     clock = Clock()
     monkeypatch.setattr(budget_module, "time", clock)
     learner = SimpleNamespace(steps_per_epoch=10**6, run=SimpleNamespace(recipe=Recipe(batch_size=100)))
@@ -123,7 +123,7 @@ def test_a_resumed_run_decides_at_once_whatever_its_machine_lost(monkeypatch):
     assert 100 + 790 <= plan.steps <= 100 + 810
 
 
-# Whole runs, by a clock that moves whenever it is asked
+# Whole runs, with a clock that moves at every call
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_a_budget_ends_the_schedule_in_time(tmp_path, ticking):
 
 
 def test_a_run_that_crashed_keeps_its_decisions(tmp_path, monkeypatch, ticking):
-    """What a crash loses is done again by the decisions of then, to the same bits; only later ones are new."""
+    """Steps lost in a crash are repeated with the stored decisions, to the same bits; only later decisions are new."""
     run = replace(tiny(tmp_path, images=1197, batch_size=100), budget="3s", save_every="1h", certify_validation=0)
     gradients, steps = Learner.gradients, itertools.count()
 
@@ -185,8 +185,8 @@ def test_measuring_leaves_the_learner_as_it_was(tmp_path, monkeypatch, ticking):
 
 
 @pytest.mark.parametrize("check", [0.0, 0.5, 2.0])
-def test_the_first_decision_leaves_room_for_validation(tmp_path, monkeypatch, check):
-    """Of 5 batches, the first dearer than the others; a step takes a tenth of a second."""
+def test_the_first_decision_leaves_time_for_validation(tmp_path, monkeypatch, check):
+    """Of 5 batches, the first slower than the others; a step takes a tenth of a second."""
     clock, calls = Clock(), itertools.count()
 
     def validate(*_):
@@ -220,9 +220,9 @@ def test_a_budget_too_short_is_refused(tmp_path, ticking):
     assert not (tmp_path / "r").exists()
 
 
-def test_two_processes_follow_one_clock(tmp_path):
+def test_two_processes_use_the_clock_of_the_first(tmp_path):
     """The second has a clock that is three times as fast."""
-    torchrun("tests/train/worker.py", str(tmp_path), "on_budget")
+    torchrun("tests/train/two_processes.py", str(tmp_path), "on_budget")
     told = json.loads((tmp_path / "run" / "run.json").read_text())
     assert told["environment"]["processes"] == 2
     assert [line["step"] for line in log(tmp_path / "run", "step")] == list(range(1, told["steps"] + 1))

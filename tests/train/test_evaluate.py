@@ -64,7 +64,7 @@ def test_a_relaxed_layer_is_estimated_to_stretch():
 
 
 def test_constants_beyond_float64_are_infinite():
-    """A relaxed network may be trained whose L is no longer a number of float64; nothing is certified then."""
+    """The L of a relaxed network may overflow float64 in training; nothing is certified then."""
     network = lipflow.build("cpl-digits", h=20.0)
     with torch.no_grad():
         for parameter in network.parameters():

@@ -1,4 +1,4 @@
-"""`worker.py FOLDER MODE`: run by each rank of a test with two processes; it writes a file for the test to read."""
+"""`two_processes.py FOLDER MODE`: run on each rank of a test with two processes; writes a file for the test."""
 
 import hashlib
 import json
