@@ -33,7 +33,7 @@ def save_model(network: Network, path: Path) -> None:
         raise ValueError(
             "only a network made by lipflow.build(name, ...) can be saved, as a file is built again by that name"
         )
-    recipe = {
+    spec = {
         "format": FORMAT,
         "model": network.name,
         "classes": network.classes,
@@ -41,7 +41,7 @@ def save_model(network: Network, path: Path) -> None:
         "sizes": network.sizes,
     }
     tensors = {name: _plain(tensor) for name, tensor in network.state_dict().items()}
-    metadata = {"lipflow": json.dumps(recipe, sort_keys=True)}
+    metadata = {"lipflow": json.dumps(spec, sort_keys=True)}
     write_atomic(path, lambda temporary: save_tensors(tensors, temporary, metadata))
 
 
@@ -49,17 +49,15 @@ def load_model(path: Path | str) -> Network:
     """The network that `save_model` wrote, in evaluation mode. The metadata is checked, and never executed."""
     tensors, metadata = _read(Path(path))
     try:
-        recipe = json.loads(metadata.get("lipflow", "null"))
-        if isinstance(recipe, dict) and "primitives" in recipe:
+        spec = json.loads(metadata.get("lipflow", "null"))
+        if isinstance(spec, dict) and "primitives" in spec:
             raise ValueError("it is a frozen network: lipflow.Frozen.load(path)")
-        if not isinstance(recipe, dict) or {k: type(v) for k, v in recipe.items()} != _FIELDS:
-            raise ValueError(f"its metadata is not that of a lipflow model: {str(recipe)[:200]}")
-        if recipe["format"] != FORMAT:
-            raise ValueError(f"it has format {recipe['format']}, and this lipflow reads {FORMAT}")
-        with torch.random.fork_rng(
-            devices=[]
-        ):  # the initial weights are replaced: keep the state of the caller's generator
-            network = build(recipe["model"], recipe["classes"], tuple(recipe["in_shape"]), **recipe["sizes"])
+        if not isinstance(spec, dict) or {k: type(v) for k, v in spec.items()} != _FIELDS:
+            raise ValueError(f"its metadata is not that of a lipflow model: {str(spec)[:200]}")
+        if spec["format"] != FORMAT:
+            raise ValueError(f"it has format {spec['format']}, and this lipflow reads {FORMAT}")
+        with torch.random.fork_rng(devices=[]):  # building draws weights: keep the state of the caller's generator
+            network = build(spec["model"], spec["classes"], tuple(spec["in_shape"]), **spec["sizes"])
         network.load_state_dict(tensors)
     except (ValueError, TypeError, RuntimeError) as error:
         raise ValueError(f"{path} cannot be loaded: {' '.join(str(error).split())}") from error

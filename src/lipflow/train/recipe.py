@@ -59,8 +59,11 @@ class Recipe:
     """How a network is trained; on the command line every default is that of --model (and of the time in --budget)."""
 
     optimiser: Annotated[Adam | SGD, Fixed, Suppress] = field(default_factory=Adam)
+    """How weights are updated: an `Adam` or an `SGD`."""
     schedule: Annotated[Schedule, Fixed, Suppress] = field(default_factory=Triangular)
+    """The learning rate over the run: a `Triangular`, `Linear`, `MultiStep`, `Exponential` or `Constant`."""
     loss: Annotated[Loss, Fixed, Suppress] = field(default_factory=MultiMargin)
+    """What is minimised: one of `lipflow.losses`."""
     epochs: int = 200
     """Passes over the training images (unless --budget sets the number of steps)."""
     batch_size: int = 256
@@ -128,8 +131,8 @@ class Recipe:
             given = {n.name: flat[n.name] for n in numbers(kind) if n.name in flat}
             changes[name] = kind(**{**common, **given})
         recipe = replace(self, **changes)
-        for name in flat.keys() - recipe.flat().keys():
-            raise _unused(name, recipe)
+        if unused := [name for name in flat if name not in recipe.flat()]:
+            raise _unused(unused[0], recipe)
         return recipe
 
 

@@ -69,7 +69,7 @@ class Record:
                 raise ValueError(f"steps={values['steps']!r}, plan={plan}, environment={environment!r}, {digests!r}")
             exact = Accuracy(**values["validation_exact"]) if "validation_exact" in values else None
         except (FileNotFoundError, NotADirectoryError):
-            raise ValueError(f"{folder} holds no run: {path} does not exist") from None
+            raise ValueError(f"{folder} holds no run: there is no {path}") from None
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} is not a record of a run: {error}") from None
         return cls(run, plan, environment, exact, digests, tuple(classes))
