@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lipflow.train import RECIPES, Recipe, Run
-from lipflow.train.recipe import Adam
+from lipflow.train import RECIPES, Run
 from lipflow.train.run import CHANGEABLE, differences
 
 
@@ -86,4 +85,3 @@ def test_differences_name_the_flags():
 
 def test_defaults_are_the_recipe_of_the_default_model():
     assert Run() == Run.of(Run.model, Run.data)
-    assert Recipe().optimiser == Adam()
