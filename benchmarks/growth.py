@@ -4,7 +4,7 @@
     python benchmarks/growth.py --only depth      # with the figure of memory against depth (--figure PATH)
 
 Aims: the step of a network of 1000 convolutional layers (30 channels, 32×32, batch 128) takes less than 6 GB, and
-with --checkpoint-activations memory grows like the square root of the depth; time grows in proportion to each, at most.
+with --recompute-activations memory grows like the square root of the depth; time grows in proportion to each, at most.
 
 Each row is a process of its own, run with the settings of the command line program; memory is the greatest resident
 size, less that of the same process before the network was built. Time is of one step, after one of two images.
@@ -61,7 +61,7 @@ def draw(found: list[tuple[dict, dict[str, float]]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
-    for checkpoint, label in ((False, "narrow sides kept"), (True, "--checkpoint-activations")):
+    for checkpoint, label in ((False, "narrow sides kept"), (True, "--recompute-activations")):
         rows = [(row["depth"], result["megabytes"] / 1e3) for row, result in found if row["checkpoint"] == checkpoint]
         axes.plot(*zip(*rows, strict=True), marker="o", label=label)
     axes.set(xlabel="depth", ylabel="GB of a training step", title="30 channels, 32×32, batch 128", ylim=(0, None))

@@ -65,7 +65,7 @@ def main() -> None:
 
         run, network = load_run(arguments.run)
         model = run.model
-        if model not in PAPER or run.sizes:
+        if model not in PAPER or run.model_args:
             parser.error(f"{arguments.run} is a {model}; only {', '.join(PAPER)} have a literal form")
     else:
         model, network = "cpl-s", lipflow.build("cpl-s")

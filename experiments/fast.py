@@ -23,7 +23,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ from lipflow.files import write_atomic
 from lipflow.machine import settle
 from lipflow.report.figure import require_matplotlib
 from lipflow.report.published import EPSILONS
-from lipflow.train.recipe import Recipe, flag
+from lipflow.train.recipe import flag, flat_names
 from lipflow.train.run import Run, differences
 
 if TYPE_CHECKING:
@@ -65,11 +65,10 @@ class Row:
         return " ".join(words + [f"--{flag(name)} {_typed(value)}" for name, value in self.changes.items()])
 
     def runs(self, data_dir: Path | None) -> list[Run]:
-        names = {field.name for field in fields(Recipe)}
-        of_recipe = {name: value for name, value in self.changes.items() if name in names}
+        of_recipe = {name: value for name, value in self.changes.items() if name in flat_names()}
         of_run = {name: value for name, value in self.changes.items() if name not in of_recipe}
         base = replace(Run.of(self.model, "cifar10", self.budget), data_dir=data_dir, **of_run)
-        base = replace(base, recipe=replace(base.recipe, **of_recipe))
+        base = replace(base, recipe=base.recipe.vary(**of_recipe))
         place = FOLDER / "-".join(filter(None, (self.model, self.budget, self.name)))
         return [replace(base, seed=s, out=Path(f"{place}-{s}")) for s in range(self.seeds)]
 
@@ -79,15 +78,15 @@ ROWS = (
     Row("cpl-s", "30m"),
     Row("cayley-kw3", "30m"),
     Row("soc-10", "30m"),
-    Row("cpl-fast", "2h", changes={"erase": 0}),
-    Row("cpl-fast", "2h", name="erased", changes={"validation": 1000, "sizes": {"mirror": True}}),
+    Row("cpl-fast", "2h", changes={"cutout": 0}),
+    Row("cpl-fast", "2h", name="erased", changes={"validation_images": 1000, "model_args": {"mirror": True}}),
 )
 
 
 def _typed(value: Any) -> str:
     """A value as it is typed on the command line."""
-    sizes = value.items() if isinstance(value, Mapping) else ()
-    return " ".join(f"{name}={size}" for name, size in sizes) or str(value)
+    arguments = value.items() if isinstance(value, Mapping) else ()
+    return " ".join(f"{name}={argument}" for name, argument in arguments) or str(value)
 
 
 def certified(folder: Path, data_dir: Path | None) -> "Certificate":
@@ -123,7 +122,7 @@ def measured(run: Run) -> dict[str, Any]:
     kept = found.record
     lines = [json.loads(line) for line in (run.folder / "log.jsonl").read_text().splitlines()]
     epochs = [line for line in lines if line["kind"] == "epoch"]
-    held_out = HELD_OUT if kept.run.validation is None else kept.run.validation
+    held_out = HELD_OUT if kept.run.validation_images is None else kept.run.validation_images
     result = {
         "run": run.folder.name,
         **summary(held),
@@ -194,15 +193,15 @@ def gap(run: Run) -> None:
     """Print what a finished network knows of its training images and of the held-out ones, by estimate."""
     from lipflow import data
     from lipflow.train.distributed import join
-    from lipflow.train.estimate import estimate
+    from lipflow.train.evaluate import estimate
     from lipflow.train.record import load_run
 
-    network, images = load_run(run.folder)[1], data.load(run.data, run.data_dir, validation=run.validation)
+    network, images = load_run(run.folder)[1], data.load(run.data, run.data_dir, validation=run.validation_images)
     seen = data.Split(images.train.images[:HELD_OUT], images.train.labels[:HELD_OUT])
     with join("cpu") as ranks:
         for name, split in (("training", seen), ("held-out", images.validation)):
             found = estimate(network, split, run.recipe.radii, run.recipe.batch_size, ranks)
-            print(f"{run.folder.name}, {found.images} {name} images: {found.told('estimated')}")
+            print(f"{run.folder.name}, {found.images} {name} images: {found.describe('estimated')}")
 
 
 def against(run: Run) -> None:
@@ -214,7 +213,9 @@ def against(run: Run) -> None:
     from lipflow.train.record import Record
 
     shipped = Record.read(folder_of(Path(SHIPPED))).run
-    mine, theirs = (data.load(run.data, run.data_dir, validation=r.validation).validation for r in (run, shipped))
+    mine, theirs = (
+        data.load(run.data, run.data_dir, validation=r.validation_images).validation for r in (run, shipped)
+    )
     known = {image.numpy().tobytes() for image in theirs.images}
     both = torch.tensor([image.numpy().tobytes() in known for image in mine.images])
     images, labels = mine.images[both], mine.labels[both]

@@ -25,7 +25,7 @@ def page(rows: Rows, planned: Mapping[str, int], commands: Sequence[str], shippe
         "",
         "All 10000 test images of CIFAR-10, certified soundly by `lipflow certify`, in percent; `±` is the standard",
         "deviation over seeds. A budget is of reading the data, training and validating, on two cores; `minutes` are",
-        "those spent on training steps. All train on 45000 images and hold 5000 out, or as `--validation` says.",
+        "those spent on training steps. All train on 45000 images and hold 5000 out, or as `--validation-images` says.",
         "Rivals have their published recipes, with the schedule fitted to the time, in float32; cpl-fast's own has",
         "products in bfloat16. Below them the published numbers, of 200 epochs each. No choice was made on test images",
         "with one exception: shifts by 4 pixels in two hours were chosen after some had been seen ([log](log.md)).",

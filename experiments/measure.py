@@ -213,7 +213,7 @@ def measure(folder: Path, measures: tuple[str, ...], scale: Scale) -> dict[str, 
 def _data(run: Run):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return load(run.data, run.data_dir, image_size=run.image_size, validation=run.validation)
+        return load(run.data, run.data_dir, image_size=run.image_size, validation=run.validation_images)
 
 
 def _kept(path: Path, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.synchronize import Event
 from typing import Any
 
-from lipflow.train.ending import EndedEarly
+from lipflow.train.signals import EndedEarly
 
 
 class Stopped(EndedEarly):

@@ -18,7 +18,7 @@ from experiments.runner import experiments
 from experiments.scale import SCALES
 from lipflow.files import write_atomic
 from lipflow.report.table import DASH
-from lipflow.train.duration import format_duration
+from lipflow.train.budget import format_duration
 
 SHOWN = ("small", "paper")
 

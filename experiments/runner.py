@@ -28,7 +28,7 @@ from experiments.provenance import provenance
 from experiments.scale import SCALES, Scale, cost, total
 from lipflow.files import write_atomic
 from lipflow.report.figure import require_matplotlib
-from lipflow.train.duration import format_duration
+from lipflow.train.budget import format_duration
 from lipflow.train.run import Run, differences
 
 # In order of usefulness: large effects that a small scale can show come first. CIFAR-100 needs its data.
@@ -92,7 +92,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def answered(program: str, work: Callable[[], int]) -> int:
     """The exit code of some work; what a user can get wrong, or stop, is answered in one line."""
-    from lipflow.train.ending import EndedEarly
+    from lipflow.train.signals import EndedEarly
 
     try:
         return work()
@@ -140,7 +140,7 @@ def run_all(chosen: Sequence[Experiment], scale: Scale, options: Options, comman
     One whose images are not here is passed over, and said. One that fails is shown, and does not stop the others.
     """
     from lipflow.machine import settle
-    from lipflow.train.ending import EndedEarly
+    from lipflow.train.signals import EndedEarly
 
     settle()
     numbers = {experiment.name: number for number, experiment in enumerate(chosen, 1)}
@@ -268,7 +268,7 @@ def state(run: Run) -> Literal["done", "diverged", "interrupted", "to do"]:
 
 def ensure(run: Run, train: Callable[..., object] | None = None) -> None:
     """Train a run unless it has ended; go on with one that was interrupted. A loss that is no number is an end, too."""
-    from lipflow.train.ending import NonFiniteLoss
+    from lipflow.train.signals import NonFiniteLoss
 
     if train is None:
         import experiments.sources  # noqa: F401 - the images that a scale may name

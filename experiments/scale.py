@@ -9,18 +9,18 @@ Everything that is cut is in the tables below, and nowhere else.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lipflow.report.published import BATCH_SIZES_CIFAR10, BATCH_SIZES_CIFAR100, EPSILONS, TABLES
-from lipflow.train.recipe import Recipe, recipe_for
-from lipflow.train.run import Run, Size
+from lipflow.train.recipe import flat_names, recipe_for
+from lipflow.train.run import ModelArg, Run
 
 DEEP = "cpl"  # the networks of 100 to 1000 layers, with 30 channels by default
 CURVE: tuple[str, ...] = ("0.2", "0.4", "0.6", "0.8", "1")  # of attacks: the paper speaks of 0.6 and 0.8
 GRID: tuple[str, ...] = (*EPSILONS, *(f"{k / 20:g}" for k in range(1, 41)))  # of certified accuracy: no cost a point
-_RECIPE = {f.name for f in fields(Recipe)}
+_RECIPE = flat_names()
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Scale:
 
     name: str
     seeds: int
-    sizes: Mapping[str, Mapping[str, Size]] = field(default_factory=dict)  # over the model's own
+    model_args: Mapping[str, Mapping[str, ModelArg]] = field(default_factory=dict)  # of each model
     recipe: Mapping[str, Any] = field(default_factory=dict)  # over the published one
     sources: Mapping[str, str] = field(default_factory=dict)  # the images that stand for a dataset
-    validation: int | None = None
+    validation_images: int | None = None
     models: tuple[str, ...] = ()  # of the two main tables
     depths: Mapping[int, int] = field(default_factory=dict)  # convolutional layers → epochs
     deep_recipe: Mapping[str, Any] = field(default_factory=dict)
@@ -44,12 +44,12 @@ class Scale:
     data_dir: Path | None = None
 
     def run(self, model: str, data: str, seed: int = 0, **changes: Any) -> Run:
-        """A run of this scale: the published one of `model` on `data`, cut, with changes of recipe or sizes.
+        """A run of this scale: the published one of `model` on `data`, cut, with changes of the recipe or the model.
 
         It is named by what it is, so that two experiments that need the same run share it.
         """
         recipe = {k: v for k, v in changes.items() if k in _RECIPE}
-        sizes = {k: v for k, v in changes.items() if k not in _RECIPE}
+        model_args = {k: v for k, v in changes.items() if k not in _RECIPE}
         source = self.sources.get(data if model != DEEP else f"{data}-deep", self.sources.get(data, data))
         base = recipe_for(model, data)
         words = [model, source, *(f"{k.replace('_', '-')}={v}" for k, v in sorted(changes.items())), f"seed={seed}"]
@@ -57,12 +57,12 @@ class Scale:
             model=model,
             data=source,
             data_dir=self.data_dir,
-            validation=self.validation,
-            sizes={**self.sizes.get(model, {}), **sizes},
+            validation_images=self.validation_images,
+            model_args={**self.model_args.get(model, {}), **model_args},
             out=self.folder / self.name / "-".join(words),
             seed=seed,
-            exact=0,  # the test images are certified afterwards
-            recipe=replace(base, **{**self.recipe, **recipe}),
+            certify_validation=0,  # the test images are certified afterwards
+            recipe=base.vary(**{**self.recipe, **recipe}),
         )
 
     def runs(self, model: str, data: str, seeds: int | None = None, **changes: Any) -> list[Run]:
@@ -80,14 +80,14 @@ class Scale:
             f"{depth} layers": self.runs(DEEP, "cifar10", self.one, depth=depth, epochs=epochs, **self.deep_recipe)
             for depth, epochs in self.depths.items()
         }
-        held_out = self.validation or None
-        return {label: [replace(run, validation=held_out) for run in row] for label, row in runs.items()}
+        held_out = self.validation_images or None
+        return {label: [replace(run, validation_images=held_out) for run in row] for label, row in runs.items()}
 
 
 PAPER = Scale(
     name="paper",
     seeds=3,
-    validation=0,  # the paper trains on all 50000 images
+    validation_images=0,  # the paper trains on all 50000 images
     models=tuple(TABLES["cifar10"]),
     depths=dict.fromkeys((100, 300, 500, 700, 1000), 200),
     attacked=10000,
@@ -96,7 +96,7 @@ PAPER = Scale(
 SMALL = Scale(
     name="small",
     seeds=3,
-    sizes={
+    model_args={
         "cpl-s": {"depth": 6, "channels": 16, "depth_linear": 3, "features": 512},
         "cayley-kw3": {"channels": 20, "hidden": 256, "features": 128},
         "soc-10": {"channels": 4},
@@ -113,7 +113,7 @@ SMALL = Scale(
 SMOKE = Scale(
     name="smoke",
     seeds=1,
-    sizes={
+    model_args={
         "cpl-s": {"depth": 2, "channels": 4, "depth_linear": 1, "features": 16, "pool": 8},
         "cayley-kw3": {"channels": 2, "hidden": 16, "features": 16},
         "soc-10": {"channels": 2, "train_terms": 3, "terms": 6},
@@ -121,7 +121,7 @@ SMOKE = Scale(
     },
     recipe={"epochs": 1, "threads": 1},
     sources={"cifar10": "cifar10-synthetic", "cifar100": "cifar100-synthetic"},
-    validation=20,
+    validation_images=20,
     models=("cpl-s", "cayley-kw3", "soc-10"),
     depths={3: 1, 6: 1},
     images=20,
@@ -154,7 +154,7 @@ def cost(scale: Scale, run: Run) -> float:
     if scale.name == "smoke":
         return SMOKE_SECONDS
     if scale.name == "small":
-        factor = run.sizes["depth"] if run.model == DEEP else 1
+        factor = run.model_args["depth"] if run.model == DEEP else 1
         assert isinstance(factor, int)
         images = run.recipe.epochs * TRAINING.get(run.data, 45000)
         return images * MILLISECONDS[run.model] * factor / 1000 / THREADS + EVALUATION[run.model]
@@ -164,7 +164,7 @@ def cost(scale: Scale, run: Run) -> float:
     if (run.model, run.recipe.batch_size) in at_size:
         seconds = at_size[run.model, run.recipe.batch_size][4]
     if run.model == DEEP:
-        small, depth = published["cifar10"]["cpl-s"], run.sizes["depth"]
+        small, depth = published["cifar10"]["cpl-s"], run.model_args["depth"]
         assert small is not None
         assert isinstance(depth, int)
         seconds = small * depth * 30 / (20 * 45)

@@ -14,12 +14,16 @@ import pytest
 
 import lipflow
 from lipflow import cli
+from lipflow.commands.train import Choices, chosen
 from lipflow.data import DataError
+from lipflow.losses import MultiMargin
 from lipflow.train import Run
-from lipflow.train.ending import Interrupted, NonFiniteLoss
+from lipflow.train.recipe import CHOICES, SGD, Adam, numbers
+from lipflow.train.schedule import MultiStep
+from lipflow.train.signals import Interrupted, NonFiniteLoss
 from tests.processes import TIMEOUT_SECONDS
 
-TINY = ["--sizes", "depth=1", "channels=2", "inner=2", "depth_linear=1", "features=8", "--epochs", "1"]
+TINY = ["--model-args", "depth=1", "channels=2", "inner=2", "depth_linear=1", "features=8", "--epochs", "1"]
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -83,6 +87,8 @@ def flags(kind: type) -> Iterator[tuple[str, str]]:
         if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
     }
     for field in dataclasses.fields(kind):
+        if field.name in CHOICES and kind is not Choices:  # its flags are those of Choices
+            continue
         inner = typing.get_type_hints(kind)[field.name]
         if dataclasses.is_dataclass(inner):
             yield from flags(inner)
@@ -97,18 +103,35 @@ def flags(kind: type) -> Iterator[tuple[str, str]]:
 
 def test_flags_start_from_the_recipe_of_the_model():
     def parsed(*words: str) -> Run:
-        return cli.parse("train", words).run
+        return chosen(cli.parse("train", words))
 
     assert parsed() == Run()
     assert parsed("--model", "cpl-s", "--data=cifar10") == Run.of("cpl-s", "cifar10")
-    words = "--model cpl-s --data digits --lr 0.5 --no-flip --sizes depth=3 h=0.1 sigma=tanh lln=True"
+    words = "--model cpl-s --data digits --lr 0.5 --no-flip --model-args depth=3 h=0.1 sigma=tanh lln=True"
     run = parsed(*words.split())
-    assert (run.recipe.lr, run.recipe.flip, run.recipe.margin) == (0.5, False, 0.7)
-    assert run.sizes == {"depth": 3, "h": 0.1, "sigma": "tanh", "lln": True}
+    assert (run.recipe.optimiser, run.recipe.flip, run.recipe.loss) == (Adam(lr=0.5), False, MultiMargin(0.7))
+    assert run.model_args == {"depth": 3, "h": 0.1, "sigma": "tanh", "lln": True}
     assert parsed("--model", "cpl-fast", "--data", "cifar10", "--budget=2h") == Run.of("cpl-fast", "cifar10", "2h")
-    assert parsed("--model", "cpl-fast", "--data", "cifar10", "--budget=2h", "--erase", "0").recipe.erase == 0
+    assert parsed("--model", "cpl-fast", "--data", "cifar10", "--budget=2h", "--cutout", "0").recipe.cutout == 0
     assert parsed("--budget", "None").budget is None
+    soc = parsed("--model", "soc-10", "--data", "cifar10", "--momentum", "0.8", "--milestones", "0.2", "0.9").recipe
+    assert soc.optimiser == SGD(lr=0.1, weight_decay=5e-4, momentum=0.8)
+    assert soc.schedule == MultiStep((0.2, 0.9), decay=0.1)
     assert parsed("--radii", "1/10", "0.5").recipe.radii == ("1/10", "0.5")
+
+
+def test_flags_are_the_numbers_of_the_choices():
+    """Choices names what `Recipe` chooses from: each optimiser, schedule and loss, and each of their fields."""
+    hints = typing.get_type_hints(Choices)
+    for choice, kinds in CHOICES.items():
+        assert typing.get_args(hints.pop(choice)) == tuple(kinds)
+        for kind in kinds.values():
+            for number in numbers(kind):
+                assert hints[number.name] == typing.get_type_hints(kind)[number.name]
+                assert getattr(Choices, number.name) == number.default
+    assert set(hints) == {
+        number.name for kinds in CHOICES.values() for kind in kinds.values() for number in numbers(kind)
+    }
 
 
 # Errors
@@ -128,8 +151,8 @@ def test_flags_start_from_the_recipe_of_the_model():
         (["certify", "OUT"], "here or in runs/, and no trained network of that name; trained networks are"),
         (["attack", "cpl-fast"], "did you mean cpl-fast-cifar10?"),
         (["check", "OUT"], ", and no folder of that name here or in runs/: lipflow certify"),
-        (["train", "--sizes", "depth=3", "depth=4", "--out", "OUT"], "the size depth is given twice"),
-        (["train", "--sizes", "dept=3", "--out", "OUT"], "cpl-digits has no size 'dept'; it has channels"),
+        (["train", "--model-args", "depth=3", "depth=4", "--out", "OUT"], "the model argument depth is given twice"),
+        (["train", "--model-args", "dept=3", "--out", "OUT"], "cpl-digits has no size 'dept'; it has channels"),
         (["train", "--budget", "soon"], "a duration is written as 90s, 30m, 2h or 1h30m, not 'soon'"),
         (["train", "--resume", "--out", "OUT"], "holds no run"),
         (
@@ -154,7 +177,9 @@ def test_a_mistake_is_answered_in_one_line(words, said, tmp_path, monkeypatch, c
         assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", [["train", "--lr", "fast"], ["train", "--loss", "l2"], ["train", "--sizes", "depth"]])
+@pytest.mark.parametrize(
+    "words", [["train", "--lr", "fast"], ["train", "--loss", "l2"], ["train", "--model-args", "depth"]]
+)
 def test_values_that_cannot_be_parsed(words, capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main(words)

@@ -16,10 +16,10 @@ import lipflow
 from lipflow import cli
 from lipflow.commands import progress
 from lipflow.commands.kept import Kept
-from lipflow.train.progress import images_pace
+from lipflow.train.writer import images_pace
 from tests.processes import TIMEOUT_SECONDS, torchrun
 
-TINY = ["--sizes", "depth=1", "channels=2", "inner=2", "depth_linear=1", "features=8", "--epochs", "2"]
+TINY = ["--model-args", "depth=1", "channels=2", "inner=2", "depth_linear=1", "features=8", "--epochs", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +209,7 @@ def test_an_interrupted_gallery_costs_only_the_gallery(run, monkeypatch, capsys)
         return nearest(*arguments, **options)
 
     monkeypatch.setattr("lipflow.attack.nearest", interrupted)
-    monkeypatch.setattr("lipflow.train.progress.EVERY", 0.0)
+    monkeypatch.setattr("lipflow.train.writer.SECONDS_BETWEEN_LINES", 0.0)
     capsys.readouterr()
     assert cli.main(["attack", str(run), "--epsilon", "0.25", "--steps", "2", "--gallery", "9"]) == 130
     assert calls == [4, 4]
@@ -438,7 +438,7 @@ def test_threads_are_those_of_the_recipe_and_given_back(run, monkeypatch):
 
 
 def test_progress_says_rate_and_time_left(monkeypatch, capsys):
-    monkeypatch.setattr("lipflow.train.progress.EVERY", 0.0)
+    monkeypatch.setattr("lipflow.train.writer.SECONDS_BETWEEN_LINES", 0.0)
     parts = torch.arange(25).split(10)
     assert torch.equal(torch.cat(list(progress.through(parts, "attacking"))), torch.arange(25))
     lines = capsys.readouterr().out.splitlines()

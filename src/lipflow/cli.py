@@ -140,7 +140,7 @@ def _plain_warnings() -> Iterator[None]:
 
 def _answer(error: Exception) -> int:
     """Say what is wrong, and return the exit code; what is no user's doing is raised as it is."""
-    from lipflow.train.ending import EndedEarly
+    from lipflow.train.signals import EndedEarly
 
     if os.environ.get("LIPFLOW_DEBUG"):
         traceback.print_exception(error)

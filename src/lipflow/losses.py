@@ -1,17 +1,21 @@
 """Losses for 1-Lipschitz classifiers, by name: they ask for a margin, as a margin is a certified radius.
 
-A loss has one value an example, `each`, and is called for the mean over the batch. Its numbers are its fields.
+A loss has one value an example, `each`, and is called for the mean over the batch. Its numbers are its fields. Torch is
+imported when a loss is computed, as the help of the command line describes losses and does not need it.
 """
+
+from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from lipflow.blocks import Head
+    from lipflow.blocks import Head
 
 
 class Loss(ABC):
@@ -30,7 +34,7 @@ class Loss(ABC):
 class MultiMargin(Loss):
     """(1/K) Σ_{j≠y} max(0, m - f_y + f_j), the paper's loss: every rival should lie m below the true class."""
 
-    margin: float
+    margin: float = 0.7
 
     def __post_init__(self) -> None:
         _require(self.margin > 0, f"margin must be above 0, not {self.margin}")
@@ -45,7 +49,7 @@ class CrossEntropy(Loss):
     """-log softmax(f)_y."""
 
     def each(self, logits: Tensor, labels: Tensor, head: Head | None = None) -> Tensor:
-        return F.cross_entropy(logits, labels, reduction="none")
+        return _cross_entropy(logits, labels)
 
 
 @dataclass(frozen=True)
@@ -53,16 +57,16 @@ class OffsetCrossEntropy(Loss):
     """Cross-entropy of (f - offset·onehot(y))/T: the true class starts `offset` behind, and T sets how sharply
     shortfalls count. 1-Lipschitz logits lie close together, so that plain cross-entropy never saturates."""
 
-    offset: float
-    temperature: float
+    offset: float = 0.0
+    temperature: float = 1.0
 
     def __post_init__(self) -> None:
         _require(self.offset >= 0, f"offset must be at least 0, not {self.offset}")
         _require(self.temperature > 0, f"temperature must be above 0, not {self.temperature}")
 
     def each(self, logits: Tensor, labels: Tensor, head: Head | None = None) -> Tensor:
-        behind = self.offset * F.one_hot(labels, logits.shape[1]).to(logits.dtype)
-        return F.cross_entropy((logits - behind) / self.temperature, labels, reduction="none")
+        behind = self.offset * _one_hot(labels, logits.shape[1]).to(logits.dtype)
+        return _cross_entropy((logits - behind) / self.temperature, labels)
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,8 @@ class CertificateRegularisation(Loss):
     before the head: 1, or 1/std for an input that is divided by it.
     """
 
-    gamma: float
-    lipschitz: float = 1.0
+    gamma: float = 0.1
+    lipschitz: float = field(default=1.0, metadata={"of_network": True})  # known once there is a network
 
     def __post_init__(self) -> None:
         _require(self.gamma >= 0, f"gamma must be at least 0, not {self.gamma}")
@@ -84,10 +88,10 @@ class CertificateRegularisation(Loss):
         if head is None:
             raise ValueError("the loss certificate needs the head of the network: loss(logits, labels, network.head)")
         certificate = radii(logits, labels, self.lipschitz * head.pair_constants())
-        return F.cross_entropy(logits, labels, reduction="none") - self.gamma * certificate.clamp_min(0)
+        return _cross_entropy(logits, labels) - self.gamma * certificate.clamp_min(0)
 
 
-LOSSES: dict[str, type[Loss]] = {
+LOSSES: Mapping[str, type[Loss]] = {
     "multi-margin": MultiMargin,
     "cross-entropy": CrossEntropy,
     "offset-cross-entropy": OffsetCrossEntropy,
@@ -108,10 +112,24 @@ def radii(logits: Tensor, labels: Tensor, pairs: Tensor) -> Tensor:
     It is the certified radius if the map before the head is 1-Lipschitz and d = `pairs` (classes, classes) bounds the
     head; on a live network, whose norms are estimates, it is an estimate, and no certificate.
     """
-    own = F.one_hot(labels, logits.shape[1]).bool()
+    import torch
+
+    own = _one_hot(labels, logits.shape[1]).bool()
     distances = pairs.to(logits)[labels].masked_fill(own, 1)
     tiny = torch.finfo(distances.dtype).tiny  # rivals with equal rows: the gap decides, and nothing is divided by 0
     return (gaps(logits, labels) / distances.clamp_min(tiny)).masked_fill(own, math.inf).amin(1)
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    from torch.nn.functional import cross_entropy
+
+    return cross_entropy(logits, labels, reduction="none")
+
+
+def _one_hot(labels: Tensor, classes: int) -> Tensor:
+    from torch.nn.functional import one_hot
+
+    return one_hot(labels, classes)
 
 
 def _require(holds: bool, otherwise: str) -> None:

@@ -99,7 +99,7 @@ def test_other_types_and_ways_to_run():
 
 def test_it_is_trained_on_mirror_images_or_not_at_all(tmp_path):
     run = tiny(tmp_path)
-    run = dataclasses.replace(run, sizes={**run.sizes, "mirror": True})
+    run = dataclasses.replace(run, model_args={**run.model_args, "mirror": True})
     with pytest.raises(ValueError, match="add --flip, or drop mirror=True"):
         train(run)
     run = dataclasses.replace(run, recipe=dataclasses.replace(run.recipe, flip=True))

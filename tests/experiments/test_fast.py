@@ -11,6 +11,7 @@ from experiments import fast
 from experiments.fast_page import finished
 from experiments.scale import GRID
 from lipflow import cli
+from lipflow.commands.train import chosen
 from lipflow.report.published import EPSILONS
 from lipflow.train.loop import train
 from lipflow.train.recipe import CPL_FAST
@@ -102,17 +103,17 @@ def test_runs_are_the_commands_that_the_page_shows(capsys):
     ours = [row.runs(None)[0] for row in fast.ROWS if row.model == "cpl-fast"]
     assert len(commands) == len(ours)
     for (_, _, *words), run in zip(commands, ours, strict=True):
-        asked = cli.parse("train", words).run
+        asked = chosen(cli.parse("train", words))
         assert replace(asked, out=run.out) == run
     assert runs[0].recipe == CPL_FAST
-    assert 0 not in {run.validation for run in runs}, "images are held out, so that recipes can be compared"
+    assert 0 not in {run.validation_images for run in runs}, "images are held out, so that recipes can be compared"
     assert len({run.folder for run in runs}) == len(runs)
     assert fast.main(["--list"]) == 0
     assert "cayley-kw3-30m-0" in capsys.readouterr().out
 
 
 def test_another_run_in_the_folder_of_a_row_is_not_published(tmp_path, monkeypatch):
-    run = replace(tiny(tmp_path / "r", epochs=1), exact=0)
+    run = replace(tiny(tmp_path / "r", epochs=1), certify_validation=0)
     train(run)
     monkeypatch.setattr(fast, "measured", lambda run: {"run": run.folder.name})
     assert fast.known([run], []) == [{"run": "r"}]

@@ -14,10 +14,10 @@ from experiments.runner import DIVERGED, ensure, experiments, main, placed, stat
 from experiments.runner import Options as RunnerOptions
 from experiments.scale import EVALUATION, SCALES, SMALL, cost, total
 from lipflow.report.published import BATCH_SIZES_CIFAR10, CIFAR10, RELAXED
-from lipflow.train.ending import Interrupted, NonFiniteLoss
 from lipflow.train.loop import train
-from lipflow.train.plan import Plan
 from lipflow.train.run import differences
+from lipflow.train.schedule import Plan
+from lipflow.train.signals import Interrupted, NonFiniteLoss
 from tests.processes import TIMEOUT_SECONDS, start
 
 FILES = sorted(p.stem for p in (Path(__file__).parents[2] / "experiments").glob("*.py"))
@@ -63,7 +63,7 @@ def test_every_experiment_says_what_it_runs(experiment, scale):
     assert planned or experiment.fixed()
     for run in (run for row in planned.values() for run in row):
         assert str(run.folder).startswith(f"runs/experiments/{scale}/")
-        assert run.exact == 0
+        assert run.certify_validation == 0
         assert cost(SCALES[scale], run) > 0
 
 
@@ -89,7 +89,7 @@ def test_the_paper_scale_is_as_published():
     assert {run.model for run in runs} == set(CIFAR10)
     assert {run.seed for run in runs} == {0, 1, 2}
     assert {run.recipe.epochs for run in runs} == {200}
-    assert all(run.sizes == {} and run.recipe.lln is run.model.startswith("soc+") for run in runs)
+    assert all(run.model_args == {} and run.recipe.lln is run.model.startswith("soc+") for run in runs)
     (table,) = experiments(["cifar100"])
     lln = [run for row in table.runs(SCALES["paper"]).values() for run in row if "+" not in run.model]
     assert all(run.recipe.lln for run in lln)
@@ -129,7 +129,7 @@ def test_what_is_done_is_not_run_again_and_what_was_interrupted_goes_on(tmp_path
     ensure(run, lambda run, resume: asked.append("again"))
     assert asked == [False, True]
     assert "done already" in capsys.readouterr().out
-    other = replace(run, recipe=replace(run.recipe, margin=9.0))
+    other = replace(run, recipe=run.recipe.vary(margin=9.0))
     with pytest.raises(ValueError, match=r"holds another run: --margin 9.0 \(the run has 0.7\)"):
         ensure(other)
 

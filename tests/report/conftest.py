@@ -11,7 +11,7 @@ import pytest
 from lipflow import cli
 from lipflow.record import digest
 
-TINY = ["--sizes", "depth=1", "channels=4", "inner=4", "depth_linear=1", "features=32", "--epochs", "8"]
+TINY = ["--model-args", "depth=1", "channels=4", "inner=4", "depth_linear=1", "features=32", "--epochs", "8"]
 
 
 @pytest.fixture(scope="session")

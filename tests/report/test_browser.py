@@ -184,7 +184,7 @@ def test_names_are_text(opened):
 def published(original, tmp_path_factory):
     """A page of two runs that are named after one network of the paper, at eight ε."""
     one = read(original, "one")
-    told = replace(one.record.run, model="cpl-s", data="cifar10", sizes={})
+    told = replace(one.record.run, model="cpl-s", data="cifar10", model_args={})
     one = replace(one, record=replace(one.record, run=told))
     runs = [one, replace(one, name="a-run-whose-name-is-as-long-as-those-of-experiments")]
     path = tmp_path_factory.mktemp("page") / "published.html"

@@ -37,7 +37,7 @@ def test_labels_say_what_is_drawn(run):
     """An attack on some images says on which; the paper is drawn once, in grey."""
     pytest.importorskip("matplotlib")
     said = json.loads((run / "run.json").read_text())
-    said["run"] |= {"model": "cpl-s", "data": "cifar10", "sizes": {}}
+    said["run"] |= {"model": "cpl-s", "data": "cifar10", "model_args": {}}
     (run / "run.json").write_text(json.dumps(said))
     runs = [read(run, "one"), read(run, "two")]
     drawn = figure.accuracy(runs, summarise(runs))

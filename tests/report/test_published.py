@@ -39,24 +39,24 @@ def test_a_fixed_step_has_no_certified_row():
         dict(zip(EPSILONS, (62.3, 46.9, 32.2), strict=True)),
     )
     for h, (clean, standing) in RELAXED.items():
-        found = reference(replace(run, sizes={"h": h, "depth": 3}))
+        found = reference(replace(run, model_args={"h": h, "depth": 3}))
         assert found is not None
         assert "under PGD" in found.title
         assert (found.clean, found.at) == (clean, (("36/255", standing),))
     for changed in (
-        replace(run, sizes={"h": 0.5}),
-        replace(run, sizes={"h": [1.0]}),
-        replace(run, sizes={"h": "1.0"}),
-        replace(run, sizes={"h": 1.0}, data="cifar100"),
+        replace(run, model_args={"h": 0.5}),
+        replace(run, model_args={"h": [1.0]}),
+        replace(run, model_args={"h": "1.0"}),
+        replace(run, model_args={"h": 1.0}, data="cifar100"),
         Run.of("cpl-digits", "digits"),
     ):
         assert reference(changed) is None
-    assert reference(replace(run, sizes={"h": 1})) == reference(replace(run, sizes={"h": 1.0}))
+    assert reference(replace(run, model_args={"h": 1})) == reference(replace(run, model_args={"h": 1.0}))
 
 
 def test_each_row_once():
     one, other = Run.of("cpl-s", "cifar10"), Run.of("cpl-s", "cifar100")
-    found = references([one, replace(one, seed=3, sizes={"depth": 2}), other, Run.of("cpl-digits", "digits"), one])
+    found = references([one, replace(one, seed=3, model_args={"depth": 2}), other, Run.of("cpl-digits", "digits"), one])
     assert [row.title for row in found] == ["CPL-S on cifar10, certified", "CPL-S on cifar100, certified"]
 
 

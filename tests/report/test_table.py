@@ -62,9 +62,9 @@ def test_radii_are_all_that_the_runs_speak_of(original):
     assert [Fraction(eps) for eps in merge(["1", "36/255"])] == [Fraction(36, 255), 1]
 
 
-def _as_published(folder, sizes=None, **recipe):
+def _as_published(folder, model_args=None, **recipe):
     said = json.loads((folder / "run.json").read_text())
-    said["run"] |= {"model": "cpl-s", "data": "cifar10", "sizes": sizes or {}}
+    said["run"] |= {"model": "cpl-s", "data": "cifar10", "model_args": model_args or {}}
     said["run"]["recipe"] |= recipe
     (folder / "run.json").write_text(json.dumps(said))
 
@@ -81,22 +81,22 @@ def test_the_paper_stands_apart_and_once(run):
     assert markdown(summary).count("75.6%") == 1
     remark = next(text for text in summary.entries[0].remarks if text.startswith("not the published run"))
     assert "--epochs 20 (published: 200)" in remark
-    assert "--validation by default (published: 0)" in remark
+    assert "--validation-images by default (published: 0)" in remark
     for flag in ("--seed", "--threads", "--radii"):
         assert flag not in remark
 
 
 def test_the_published_run_has_no_remark(run):
     """The paper trains on all images: to hold some out is a difference, and not to do so is none."""
-    published = replace(Run.of("cpl-s", "cifar10"), validation=0, seed=3)
+    published = replace(Run.of("cpl-s", "cifar10"), validation_images=0, seed=3)
     found = read(run, "tiny")
-    for told, expected in ((published, 0), (replace(published, validation=None), 1)):
+    for told, expected in ((published, 0), (replace(published, validation_images=None), 1)):
         (entry,) = summarise([replace(found, record=replace(found.record, run=told))]).entries
         assert sum(text.startswith("not the published run") for text in entry.remarks) == expected
 
 
 def test_a_relaxed_run_goes_with_no_certified_row(run):
-    _as_published(run, sizes={"depth": 1, "h": 0.1})
+    _as_published(run, model_args={"depth": 1, "h": 0.1})
     summary = summarise([read(run, "tiny")], ["36/255", "72/255"])
     (line,) = summary.published
     assert (line.title, line.values) == ("CPL with h = 0.1 on cifar10, under PGD", ("82.23%", "62.99%", DASH))

@@ -1,8 +1,8 @@
-"""Clocks for tests, in the place of the module `time`: what they say does not depend on the machine."""
+"""Clocks that replace the module `time` in tests, so that results do not depend on the machine."""
 
 
 class Clock:
-    """A monotonic clock that only work moves."""
+    """A monotonic clock that moves only when a test adds to `now`."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -12,7 +12,7 @@ class Clock:
 
 
 class Ticking(Clock):
-    """A clock that moves by `tick` seconds whenever it is asked."""
+    """A clock that moves by `tick` seconds at every call."""
 
     def __init__(self, tick: float) -> None:
         super().__init__()

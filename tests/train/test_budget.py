@@ -1,4 +1,4 @@
-"""Plans that bend, and budgets that are kept on machines whose speed changes: with a clock of our own."""
+"""Durations as text, and budgets that are kept on machines whose speed changes."""
 
 import itertools
 import json
@@ -10,55 +10,43 @@ import torch
 
 from lipflow.data import load
 from lipflow.train import budget as budget_module
+from lipflow.train import evaluate as evaluate_module
 from lipflow.train import loop as loop_module
 from lipflow.train import train
-from lipflow.train.budget import Budget
+from lipflow.train.budget import Budget, format_duration, parse_duration
 from lipflow.train.distributed import Ranks
 from lipflow.train.learner import Learner, make_network
-from lipflow.train.plan import Plan
 from lipflow.train.recipe import Recipe
-from lipflow.train.schedule import SCHEDULES
-from lipflow.train.scribe import Standing
+from lipflow.train.schedule import Linear, Plan
+from lipflow.train.writer import State
 from tests.processes import torchrun
 from tests.train.clock import Clock, Ticking
 from tests.train.tiny import digest, log, tiny
 
-
-def test_one_decision_is_the_middle_of_each_share():
-    plan = Plan.of(7)
-    assert [plan.progress(step) for step in range(7)] == [(step + 0.5) / 7 for step in range(7)]
-    assert (plan.steps, plan.decided) == (7, 0)
+# Durations
 
 
 @pytest.mark.parametrize(
-    "decisions", [[(0, 10), (4, 20)], [(0, 10), (4, 5)], [(0, 9), (1, 100), (2, 3)], [(0, 50), (49, 80), (50, 51)]]
+    ("text", "seconds"), [("90s", 90), ("30m", 1800), ("2h", 7200), ("1h30m", 5400), ("1d", 86400), ("0.5s", 0.5)]
 )
-def test_progress_is_continuous_rises_and_ends_at_one(decisions):
-    plan = Plan.of(decisions)
-    steps = [plan.progress(step) for step in range(plan.steps)]
-    assert all(a < b for a, b in itertools.pairwise(steps))
-    assert steps[0] > 0
-    assert steps[-1] < 1
-    (start, end), before = decisions[-1], Plan.of(decisions[:-1])
-    jump = before.progress(start) - before.progress(start - 1)  # a whole step by the plan before,
-    last = steps[-1] - steps[-2] if end > start + 1 else 2 * (1 - steps[-1])  # and by the one after
-    assert steps[start] - steps[start - 1] == pytest.approx((jump + last) / 2)  # meet half-way
-    assert steps[-1] + last / 2 == pytest.approx(1)
+def test_durations_are_parsed(text, seconds):
+    assert parse_duration(text) == seconds
 
 
-def test_a_plan_is_as_it_was_before_it_bends():
-    plan = Plan.of(100).bend(30, 80)
-    assert [plan.progress(step) for step in range(30)] == [Plan.of(100).progress(step) for step in range(30)]
-    assert plan.progress(30) == pytest.approx(0.3 + 0.7 * 0.5 / 50)
-    assert Plan.of([list(pair) for pair in plan.decisions]) == plan
+@pytest.mark.parametrize("text", ["", "m", "30", "1.2.3s", "30m2h", "-5s", "nans", "1H 30M"])
+def test_other_text_is_no_duration(text):
+    with pytest.raises(ValueError, match="a duration is written as"):
+        parse_duration(text)
 
 
 @pytest.mark.parametrize(
-    "decisions", [0, -1, True, [], [(0, 0)], [(1, 5)], [(0, 5), (0, 6)], [(0, 5), (5, 9)], [(0, 5), (3, 3)], [(0, 5.0)]]
+    ("seconds", "text"), [(0, "0s"), (59.4, "59s"), (59.7, "1m00s"), (185, "3m05s"), (7620, "2h07m"), (97500, "1d03h")]
 )
-def test_no_plan(decisions):
-    with pytest.raises(ValueError, match="plan"):
-        Plan.of(decisions)
+def test_durations_are_formatted(seconds, text):
+    assert format_duration(seconds) == text
+
+
+# Decisions, with a clock of the test
 
 
 def follow(monkeypatch, seconds, guess, step_takes, validation_takes, per_epoch=100):
@@ -66,19 +54,19 @@ def follow(monkeypatch, seconds, guess, step_takes, validation_takes, per_epoch=
     clock = Clock()
     monkeypatch.setattr(budget_module, "time", clock)
     learner = SimpleNamespace(steps_per_epoch=per_epoch, run=SimpleNamespace(recipe=Recipe(batch_size=100)))
-    budget, plan, standing = Budget(seconds, learner, range(1000)), Plan.of(guess), Standing()  # pyright: ignore[reportArgumentType]
+    budget, plan, state = Budget(seconds, learner, range(1000)), Plan.of(guess), State()  # pyright: ignore[reportArgumentType]
     budget.decided = clock.now  # as after its first decision
-    while standing.step < plan.steps:
-        standing.elapsed = clock.now - 100
-        if steps := budget.again(standing, plan):
-            plan = plan.bend(standing.step, steps)
-        took = step_takes(standing.elapsed / seconds)
+    while state.step < plan.steps:
+        state.elapsed = clock.now - 100
+        if steps := budget.replan(state, plan):
+            plan = plan.replan(state.step, steps)
+        took = step_takes(state.elapsed / seconds)
         clock.now += took
-        standing.seconds += took
-        standing.step += 1
-        if standing.step % per_epoch == 0 or standing.step == plan.steps:
+        state.seconds += took
+        state.step += 1
+        if state.step % per_epoch == 0 or state.step == plan.steps:
             clock.now += validation_takes
-            standing.checking = validation_takes
+            state.validation_seconds = validation_takes
     return (clock.now - 100) / seconds, plan
 
 
@@ -93,7 +81,7 @@ SPEEDS = {
 
 @pytest.mark.parametrize("guess", [1000, 3000, 20000])
 @pytest.mark.parametrize("speed", SPEEDS)
-def test_a_budget_is_kept_and_used_whatever_was_guessed_and_whatever_the_machine_does(monkeypatch, speed, guess):
+def test_a_budget_is_kept_and_used_at_any_first_guess_and_speed(monkeypatch, speed, guess):
     took, plan = follow(monkeypatch, 600.0, guess, SPEEDS[speed], validation_takes=2.0)
     assert 0.97 < took <= 1.005
     assert len(plan.decisions) <= 51
@@ -101,8 +89,8 @@ def test_a_budget_is_kept_and_used_whatever_was_guessed_and_whatever_the_machine
 
 
 @pytest.mark.parametrize("validation", [20.0, 40.0, 60.0, 90.0])
-def test_a_dear_validation_is_reckoned_with(monkeypatch, validation):
-    """Wherever the last epoch ends: one validation more, or none, in the last few steps."""
+def test_a_slow_validation_is_in_the_budget(monkeypatch, validation):
+    """For any end of the last epoch: there is one more validation, or none, in the last few steps."""
     for seconds in range(1500, 3600, 37):
         took, _ = follow(monkeypatch, float(seconds), 1000, lambda part: 3.75, validation, per_epoch=176)
         assert 0.93 < took <= 1.0, seconds
@@ -112,31 +100,30 @@ def test_a_budget_that_is_spent_ends_with_the_next_step(monkeypatch):
     took, plan = follow(monkeypatch, 10.0, 1000, lambda part: 30.0, validation_takes=0.0)
     assert plan.decisions == ((0, 1000), (1, 2))
     assert took == 6.0
-    schedule = SCHEDULES["linear"]
-    assert 0 < schedule(plan.progress(1), Recipe()) < 1
+    assert 0 < Linear().factor(plan.progress(1), 200) < 1
 
 
-def test_a_resumed_run_decides_at_once_whatever_its_machine_lost(monkeypatch):
-    """Ten lives of a hundredth of the budget each, with a start of as long: the budget is kept all the same."""
+def test_a_resumed_run_decides_at_once(monkeypatch):
+    """Ten processes of a hundredth of the budget each, with a startup of as long, keep the budget."""
     clock = Clock()
     monkeypatch.setattr(budget_module, "time", clock)
     learner = SimpleNamespace(steps_per_epoch=10**6, run=SimpleNamespace(recipe=Recipe(batch_size=100)))
-    plan, standing = Plan.of(1000), Standing()
+    plan, state = Plan.of(1000), State()
     for _ in range(10):
         budget = Budget(1000.0, learner, range(0))  # pyright: ignore[reportArgumentType]
-        standing.elapsed += 10
+        state.elapsed += 10
         for _ in range(10):
-            if steps := budget.again(standing, plan):
-                plan = plan.bend(standing.step, steps)
+            if steps := budget.replan(state, plan):
+                plan = plan.replan(state.step, steps)
             clock.now += 1
-            standing.seconds, standing.elapsed, standing.step = (
-                standing.seconds + 1, standing.elapsed + 1, standing.step + 1
+            state.seconds, state.elapsed, state.step = (
+                state.seconds + 1, state.elapsed + 1, state.step + 1
             )  # fmt: skip
-    assert standing.elapsed == 200
+    assert state.elapsed == 200
     assert 100 + 790 <= plan.steps <= 100 + 810
 
 
-# Whole runs, by a clock that moves whenever it is asked
+# Whole runs, with a clock that moves at every call
 
 
 @pytest.fixture
@@ -148,7 +135,7 @@ def ticking(monkeypatch):
 
 
 def test_a_budget_ends_the_schedule_in_time(tmp_path, ticking):
-    run = replace(tiny(tmp_path, images=1197, batch_size=100), budget="3s", exact=0)
+    run = replace(tiny(tmp_path, images=1197, batch_size=100), budget="3s", certify_validation=0)
     began = ticking.now
     train(run)
     assert 0.95 < (ticking.now - began) / 3 <= 1.01
@@ -156,13 +143,13 @@ def test_a_budget_ends_the_schedule_in_time(tmp_path, ticking):
     told = json.loads((tmp_path / "run.json").read_text())
     assert len(rates) == told["steps"] > 60
     assert 20 < len(told["plan"]) <= 51
-    assert rates[-1] < 0.05 * run.recipe.lr  # the schedule came to its end
-    assert max(rates) > 0.9 * run.recipe.lr
+    assert rates[-1] < 0.05 * run.recipe.optimiser.lr  # the schedule came to its end
+    assert max(rates) > 0.9 * run.recipe.optimiser.lr
 
 
 def test_a_run_that_crashed_keeps_its_decisions(tmp_path, monkeypatch, ticking):
-    """What a crash loses is done again by the decisions of then, to the same bits; only later ones are new."""
-    run = replace(tiny(tmp_path, images=1197, batch_size=100), budget="3s", checkpoint_every="1h", exact=0)
+    """Steps lost in a crash are repeated with the stored decisions, to the same bits; only later decisions are new."""
+    run = replace(tiny(tmp_path, images=1197, batch_size=100), budget="3s", save_every="1h", certify_validation=0)
     gradients, steps = Learner.gradients, itertools.count()
 
     def crash(self, batch, epoch):
@@ -189,17 +176,17 @@ def test_a_run_that_crashed_keeps_its_decisions(tmp_path, monkeypatch, ticking):
 
 def test_measuring_leaves_the_learner_as_it_was(tmp_path, monkeypatch, ticking):
     """A run of T steps is the same, whether T came from a budget or from the epochs."""
-    first = Budget.first
-    monkeypatch.setattr(Budget, "first", lambda self, start: first(self, start) * 0 + 6)
-    monkeypatch.setattr(Budget, "again", lambda self, standing, plan: 0)
+    first = Budget.measure
+    monkeypatch.setattr(Budget, "measure", lambda self, start: first(self, start) * 0 + 6)
+    monkeypatch.setattr(Budget, "replan", lambda self, state, plan: 0)
     train(replace(tiny(tmp_path / "a"), budget="20s"))
     train(tiny(tmp_path / "b"))
     assert digest(tmp_path / "a" / "model.safetensors") == digest(tmp_path / "b" / "model.safetensors")
 
 
 @pytest.mark.parametrize("check", [0.0, 0.5, 2.0])
-def test_the_first_decision_leaves_room_for_validation(tmp_path, monkeypatch, check):
-    """Of 5 batches, the first dearer than the others; a step takes a tenth of a second."""
+def test_the_first_decision_leaves_time_for_validation(tmp_path, monkeypatch, check):
+    """Of 5 batches, the first slower than the others; a step takes a tenth of a second."""
     clock, calls = Clock(), itertools.count()
 
     def validate(*_):
@@ -209,20 +196,20 @@ def test_the_first_decision_leaves_room_for_validation(tmp_path, monkeypatch, ch
         clock.now += 0.1
 
     monkeypatch.setattr(budget_module, "time", clock)
-    monkeypatch.setattr(budget_module, "estimate", validate)
+    monkeypatch.setattr(evaluate_module, "estimate", validate)
     monkeypatch.setattr(Learner, "gradients", step)
     run = tiny(tmp_path, images=1000, batch_size=100)
     data = load("digits", validation=500)
     learner = Learner(make_network(run, data), run, data.train, Ranks(0, 1, torch.device("cpu")))
     monkeypatch.setattr(learner, "update", lambda rate: None)
     budget, validation = Budget(100.0, learner, data.validation), 7 * check
-    steps = budget.first(clock.now)
-    left = 100 * (1 - budget_module.ROOM) - (2 + 10) * 0.1 - 4 * check
+    steps = budget.measure(clock.now)
+    left = 100 * (1 - budget_module.RESERVE_FRACTION) - (2 + 10) * 0.1 - 4 * check
 
     def takes(steps: int) -> float:
         return steps * 0.1 + -(-steps // 10) * validation  # one a started epoch
 
-    assert budget.check == pytest.approx(validation)
+    assert budget.validation_seconds == pytest.approx(validation)
     assert takes(steps) <= left + 1e-9
     assert takes(steps + 1) > left - 1e-9
 
@@ -233,9 +220,9 @@ def test_a_budget_too_short_is_refused(tmp_path, ticking):
     assert not (tmp_path / "r").exists()
 
 
-def test_two_processes_follow_one_clock(tmp_path):
+def test_two_processes_use_the_clock_of_the_first(tmp_path):
     """The second has a clock that is three times as fast."""
-    torchrun("tests/train/worker.py", str(tmp_path), "on_budget")
+    torchrun("tests/train/two_processes.py", str(tmp_path), "on_budget")
     told = json.loads((tmp_path / "run" / "run.json").read_text())
     assert told["environment"]["processes"] == 2
     assert [line["step"] for line in log(tmp_path / "run", "step")] == list(range(1, told["steps"] + 1))

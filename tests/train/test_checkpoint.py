@@ -1,4 +1,4 @@
-"""Files: atomic, checked, and never code."""
+"""Weights and checkpoints on disk: complete, checked, and never executed."""
 
 import errno
 import json
@@ -38,7 +38,7 @@ def equal(one: Checkpoint | None, other: Checkpoint) -> bool:
 # Networks
 
 
-def test_a_network_comes_back_bit_for_bit(network, tmp_path):
+def test_a_loaded_network_is_equal_bit_for_bit(network, tmp_path):
     save_model(network, tmp_path / "m.safetensors")
     before = torch.get_rng_state()
     loaded = load_model(tmp_path / "m.safetensors")
@@ -51,7 +51,7 @@ def test_a_network_comes_back_bit_for_bit(network, tmp_path):
     assert torch.equal(loaded(x), network(x))
 
 
-def test_the_same_network_makes_the_same_file(network, tmp_path):
+def test_equal_networks_have_equal_files(network, tmp_path):
     save_model(network, tmp_path / "a")
     save_model(load_model(tmp_path / "a"), tmp_path / "b")
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
@@ -91,8 +91,8 @@ def test_metadata_is_checked(metadata, words, tmp_path):
         load_model(tmp_path / "m")
 
 
-def test_what_cannot_be_read_now_is_not_taken_for_damaged(tmp_path, monkeypatch):
-    """Going on from the one before would remove it."""
+def test_an_unreadable_checkpoint_is_not_treated_as_damaged(tmp_path, monkeypatch):
+    """Otherwise the run would continue from the one before, and remove this one."""
     checkpoints = Checkpoints(tmp_path)
     for step in (1, 2):
         checkpoints.save(Checkpoint(step, {"x": torch.zeros(1)}, {}))
@@ -112,10 +112,10 @@ def test_what_cannot_be_read_now_is_not_taken_for_damaged(tmp_path, monkeypatch)
 def test_a_truncated_file_and_a_pickle_are_refused(network, tmp_path):
     save_model(network, tmp_path / "m")
     (tmp_path / "m").write_bytes((tmp_path / "m").read_bytes()[:-1])
-    with pytest.raises(ValueError, match="is not a whole safetensors file"):
+    with pytest.raises(ValueError, match="is not a complete safetensors file"):
         load_model(tmp_path / "m")
     (tmp_path / "p").write_bytes(pickle.dumps(_Trap()))
-    with pytest.raises(ValueError, match="is not a whole safetensors file"):
+    with pytest.raises(ValueError, match="is not a complete safetensors file"):
         load_model(tmp_path / "p")
     with pytest.raises(FileNotFoundError, match="there is no file"):
         load_model(tmp_path / "absent")
@@ -154,7 +154,7 @@ def _flip_a_bit(path):
 
 
 def _another_step(path):
-    """The older checkpoint under the newer one's name, with a digest that fits."""
+    """The older checkpoint under the newer one's name, with a digest that matches."""
     older = path.with_name("step-00000001.safetensors")
     path.write_bytes(older.read_bytes())
     digest = older.with_suffix(".sha256").read_text()
@@ -173,19 +173,19 @@ def _another_step(path):
         lambda path: path.with_suffix(".sha256").write_bytes(b"\xff\xfe"),
     ],
 )
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(damage, tmp_path):
+def test_after_a_damaged_checkpoint_the_one_before_is_used(damage, tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(checkpoint(1))
     checkpoints.save(checkpoint(2))
     damage(tmp_path / "step-00000002.safetensors")
-    with pytest.warns(UserWarning, match="going on from step 1 instead"):
+    with pytest.warns(UserWarning, match="continuing from step 1 instead"):
         assert equal(checkpoints.latest(), checkpoint(1))
     _flip_a_bit(tmp_path / "step-00000001.safetensors")
-    with pytest.raises(ValueError, match=r"no checkpoint in .* is whole: .*step-00000002.*step-00000001"):
+    with pytest.raises(ValueError, match=r"no checkpoint in .* is complete: .*step-00000002.*step-00000001"):
         checkpoints.latest()
 
 
-def test_a_checkpoint_without_its_digest_was_never_finished(tmp_path):
+def test_a_checkpoint_without_a_digest_is_ignored_and_removed(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(checkpoint(1))
     checkpoints.save(checkpoint(2))
@@ -199,7 +199,7 @@ def test_a_checkpoint_without_its_digest_was_never_finished(tmp_path):
     assert not (tmp_path / "step-00000002.safetensors").exists()
 
 
-def test_tidy_forgets_the_future(tmp_path):
+def test_tidy_removes_later_checkpoints(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(checkpoint(1))
     checkpoints.save(checkpoint(2))

@@ -1,4 +1,4 @@
-"""Two processes draw the loss curve of one."""
+"""Several processes: the loss curve of one, the same arguments on each, and no thread that is left."""
 
 import json
 import os
@@ -14,14 +14,14 @@ from tests.processes import torchrun
 from tests.train.tiny import SGD, digest, log, tiny
 
 
-def test_two_processes_are_one(tmp_path):
+def test_two_processes_have_the_loss_curve_of_one(tmp_path):
     """31 images in batches of 3: two ranks have 1 and 2 of them, and of the last batch 0 and 1.
 
-    With sgd, as adam would hide a gradient of the wrong length.
+    With sgd, as adam does not depend on the scale of a gradient.
     """
     train(tiny(tmp_path / "alone", epochs=2, images=31, batch_size=3, **SGD))
-    output = torchrun("tests/train/worker.py", str(tmp_path), "whole")
-    assert output.count("epoch 2/2") == 1  # only the first rank speaks
+    output = torchrun("tests/train/two_processes.py", str(tmp_path), "whole")
+    assert output.count("epoch 2/2") == 1  # only the first rank prints
     ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
     assert any(name.endswith(".u") for name in ranks[0][0])
     assert ranks[0] == ranks[1]  # weights, power-iteration vectors, and what validation said
@@ -39,22 +39,22 @@ def test_two_processes_are_one(tmp_path):
     (tmp_path / "run" / "model.safetensors").unlink()
     output = torchrun("-m", "lipflow", "train", "--out", str(tmp_path / "run"), "--resume")
     assert "cpu × 2" in output
-    assert "going on after step 22" in output
+    assert "continuing after step 22" in output
     assert digest(tmp_path / "run" / "model.safetensors") == before
 
 
-def test_processes_that_were_started_apart_are_refused_on_every_rank(tmp_path):
-    """With another rate on each, their weights would part, and nobody would know."""
-    torchrun("tests/train/worker.py", str(tmp_path), "apart")
+def test_processes_with_different_flags_are_refused_on_every_rank(tmp_path):
+    """With another learning rate on each, their weights would differ silently."""
+    torchrun("tests/train/two_processes.py", str(tmp_path), "apart")
     told = {json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1)}
-    assert told == {"the processes do not have the same flags; start each as the first one"}
+    assert told == {"the processes do not have the same flags; start all with the same command and data"}
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are listed in /proc")
 def test_no_thread_of_a_process_group_is_left(tmp_path):
     """One that outlives the interpreter aborts the process; see Note [leaving a process group]."""
-    torchrun("tests/train/leaving.py", str(tmp_path))
+    torchrun("tests/train/process_groups.py", str(tmp_path))
     first, second = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1))
     assert {name: left for name, (_, left) in [*first.items(), *second.items()] if left} == {}
     codes = {name: (first[name][0], second[name][0]) for name in first}
@@ -72,13 +72,13 @@ def test_no_thread_of_a_process_group_is_left(tmp_path):
 
 
 def test_an_error_within_a_collective_ends_all_processes(tmp_path):
-    """A group waits for its collectives before it is destroyed: without a limit, both processes would wait for ever."""
-    output = torchrun("tests/train/leaving.py", str(tmp_path), "--collective", fails=True)
+    """A group waits for its collectives before it is destroyed: without a limit, both processes would never end."""
+    output = torchrun("tests/train/process_groups.py", str(tmp_path), "--collective", fails=True)
     assert "lipflow: a collective has begun" in output
     assert "exitcode  : 2 " in output  # of the first process: it ended by itself
 
 
-def test_what_is_not_the_same_is_named(monkeypatch):
+def test_parts_that_differ_are_named(monkeypatch):
     ranks = Ranks(0, 2, torch.device("cpu"))
     monkeypatch.setattr(Ranks, "gather", lambda self, parts: [*parts, {"flags": "a", "images": "b"}])
     ranks.require_same(flags="a", images="b")

@@ -1,4 +1,4 @@
-"""Runs that stop: what is resumed ends with the same bits as what was never stopped."""
+"""A run that is stopped and resumed ends with the same bits as one that is not stopped."""
 
 import json
 import signal
@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from lipflow.train import loop as loop_module
 from lipflow.train import train
 from lipflow.train.learner import Learner
+from lipflow.train.signals import Interrupted
 from tests.processes import TIMEOUT_SECONDS, lipflow, start
-from tests.train.tiny import FLAGS, SIZES, digest, log, tiny
+from tests.train.tiny import ARGS, FLAGS, digest, log, tiny
 
 EPOCHS, STEPS = 12, 12 * 19
 
@@ -22,7 +24,7 @@ def flags(folder, *more):
 def stopped(folder, number, count, words):
     """The exit code and the output of a run that gets a signal once its log has `count` more lines.
 
-    The run is held a few steps later, so that it cannot end first; the signal comes at any moment before.
+    The run is paused a few steps later, so that it cannot end first.
     """
     path, hold = folder / "log.jsonl", folder.with_suffix(".hold")
 
@@ -31,7 +33,7 @@ def stopped(folder, number, count, words):
 
     hold.touch()
     wanted = lines() + count
-    process = start("tests/train/held.py", str(wanted + 10), str(hold), *words)
+    process = start("tests/train/paused_run.py", str(wanted + 10), str(hold), *words)
     while lines() < wanted:
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.002)
@@ -53,28 +55,28 @@ def assert_same(folder, whole):
     assert untimed(folder) == untimed(whole)
 
 
-def test_processes_that_are_really_killed(tmp_path):
-    """SIGKILL before there is a checkpoint, in the midst of steps and of writing; SIGTERM, SIGINT; a damaged file."""
+def test_killed_processes(tmp_path):
+    """SIGKILL before there is a checkpoint, during steps and during writing; SIGTERM; SIGINT; a damaged file."""
     whole, folder = tmp_path / "whole", tmp_path / "run"
     lipflow(*flags(whole))
     assert [line["step"] for line in log(whole, "step")] == list(range(1, STEPS + 1))
 
     resume = ["train", "--out", str(folder), "--resume"]
-    stopped(folder, signal.SIGKILL, 1, flags(folder, "--checkpoint-every", "0.02s"))
+    stopped(folder, signal.SIGKILL, 1, flags(folder, "--save-every", "0.02s"))
     stopped(folder, signal.SIGKILL, 40, resume)
-    code, output = stopped(folder, signal.SIGTERM, 20, [*resume, "--checkpoint-every", "1h"])
+    code, output = stopped(folder, signal.SIGTERM, 20, [*resume, "--save-every", "1h"])
     assert code == 143, output
-    assert f"go on with `lipflow train --out {folder} --resume`" in output
+    assert f"continue with `lipflow train --out {folder} --resume`" in output
     assert "Traceback" not in output
     last = json.loads((folder / "log.jsonl").read_text().splitlines()[-1])["step"]
-    assert (folder / "checkpoints" / f"step-{last:08d}.sha256").exists()  # none was due: the signal saved it
+    assert (folder / "checkpoints" / f"step-{last:08d}.sha256").exists()  # saved because of the signal: none was due
     code, output = stopped(folder, signal.SIGINT, 40, resume)
     assert code == 130, output
 
     latest = max(folder.glob("checkpoints/*.sha256")).with_suffix(".safetensors")
     latest.write_bytes(latest.read_bytes()[: latest.stat().st_size // 2])
     output = lipflow(*resume)
-    assert "it is damaged or was changed; going on from step" in output
+    assert "it is damaged or was changed; continuing from step" in output
     assert "lipflow: warning: " in output
     assert_same(folder, whole)
 
@@ -85,21 +87,21 @@ class Crash(Exception):
 
 KW = dict(channels=4, hidden=8, features=8)
 CASES = [
-    ("cpl-digits", SIZES, "adam"),
-    ("cpl-digits", SIZES, "sgd"),
+    ("cpl-digits", ARGS, "adam"),
+    ("cpl-digits", ARGS, "sgd"),
     ("cayley-kw3", KW, "adam"),
     ("bcop-large", KW, "adam"),
     ("soc+-10", dict(stages=2, channels=4), "sgd"),
 ]
 
 
-@pytest.mark.parametrize(("model", "sizes", "optimiser"), CASES)
-def test_stopped_after_every_step(model, sizes, optimiser, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("model", "args", "optimiser"), CASES)
+def test_stopped_after_every_step(model, args, optimiser, tmp_path, monkeypatch):
     """A checkpoint each step, a crash after each step, at the ends of epochs and within."""
     recipe = dict(epochs=2, images=50, optimiser=optimiser, weight_decay=1e-3, loss="certificate", lln=False)
-    whole = replace(tiny(tmp_path / "whole", **recipe), model=model, sizes=sizes)
+    whole = replace(tiny(tmp_path / "whole", **recipe), model=model, model_args=args)
     train(whole)
-    run = replace(whole, out=tmp_path / "run", checkpoint_every="0s")
+    run = replace(whole, out=tmp_path / "run", save_every="0s")
     gradients = Learner.gradients
     calls = []
 
@@ -118,3 +120,21 @@ def test_stopped_after_every_step(model, sizes, optimiser, tmp_path, monkeypatch
     calls.clear()
     train(run, resume=True)
     assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_signal_during_the_last_validation_stops_the_run(tmp_path, monkeypatch):
+    usual = loop_module.estimate
+
+    def interrupted(*arguments):
+        signal.raise_signal(signal.SIGINT)
+        return usual(*arguments)
+
+    monkeypatch.setattr(loop_module, "estimate", interrupted)
+    run = tiny(tmp_path, epochs=1)
+    with pytest.raises(Interrupted):
+        train(run)
+    assert not (tmp_path / "model.safetensors").exists()
+    monkeypatch.setattr(loop_module, "estimate", usual)
+    train(run, resume=True)
+    assert (tmp_path / "model.safetensors").exists()
+    assert len(log(tmp_path, "step")) == 3

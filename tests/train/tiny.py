@@ -7,16 +7,16 @@ from pathlib import Path
 
 from lipflow.train import Run
 
-SIZES = dict(depth=1, channels=2, inner=2, depth_linear=1, features=8)
+ARGS = dict(depth=1, channels=2, inner=2, depth_linear=1, features=8)
 SGD = dict(optimiser="sgd", lr=0.1)
-FLAGS = ["--sizes", *(f"{name}={value}" for name, value in SIZES.items())]
+FLAGS = ["--model-args", *(f"{name}={value}" for name, value in ARGS.items())]
 
 
 def tiny(out: Path, epochs: int = 2, images: int = 60, batch_size: int = 20, **recipe) -> Run:
     """A run on `images` training images; the rest of the 1497 that are no test images are for validation."""
     base = Run()
-    recipe = {"epochs": epochs, "batch_size": batch_size, **recipe}
-    return replace(base, out=out, sizes=SIZES, validation=1497 - images, recipe=replace(base.recipe, **recipe))
+    changed = base.recipe.vary(epochs=epochs, batch_size=batch_size, **recipe)
+    return replace(base, out=out, model_args=ARGS, validation_images=1497 - images, recipe=changed)
 
 
 def digest(path: Path) -> str:

@@ -53,7 +53,7 @@ def certify(arguments: Certify) -> int:
     radii = {text: radius(text) for text in arguments.radii or run.recipe.radii}
     with join("cpu") as ranks, threads(run.recipe.threads):
         dataset = ranks.in_turn(
-            lambda: data.load(run.data, data_dir, image_size=run.image_size, validation=run.validation)
+            lambda: data.load(run.data, data_dir, image_size=run.image_size, validation=run.validation_images)
         )
         split = dataset.test if arguments.split == "test" else dataset.validation
         images, truth = split.images[: arguments.images], split.labels[: arguments.images]

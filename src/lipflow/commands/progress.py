@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from lipflow.train.progress import told
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -17,12 +15,14 @@ def through(parts: Sequence["Tensor"], verb: str, shown: bool = True) -> Iterato
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
+    from lipflow.train.writer import with_progress
+
     console = Console()
     if not console.is_terminal:
-        yield from told(parts, verb, lambda line: print(line, flush=True))
+        yield from with_progress(parts, verb, lambda line: print(line, flush=True))
         return
     with Progress(BarColumn(), TextColumn("{task.description}"), console=console, transient=True) as bar:
         task = bar.add_task(verb, total=sum(map(len, parts)))
-        for part in told(parts, verb, lambda line: bar.update(task, description=line), every=0.0):
+        for part in with_progress(parts, verb, lambda line: bar.update(task, description=line), seconds=0.0):
             yield part
             bar.advance(task, len(part))

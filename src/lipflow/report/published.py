@@ -139,7 +139,7 @@ def reference(run: Run) -> Reference | None:
 
     With a fixed step h nothing is certified in the paper, so a run with one goes with the relaxed networks.
     """
-    h = run.sizes.get("h")
+    h = run.model_args.get("h")
     if h is not None:
         relaxed = run.model in ARCHITECTURES and run.data == "cifar10"
         return _RELAXED.get(h) if relaxed and isinstance(h, int | float) else None

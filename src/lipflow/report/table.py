@@ -140,7 +140,9 @@ def _remarks(run: Evidence) -> list[str]:
     """What a reader has to know: what is missing, and in which flags this is not the published run."""
     remarks = run.missing
     try:
-        published = replace(Run.of(run.record.run.model, run.record.run.data), validation=0)  # nothing is held out
+        published = replace(
+            Run.of(run.record.run.model, run.record.run.data), validation_images=0
+        )  # nothing is held out
         changed = differences(published, run.record.run)
     except ValueError:  # a model without a recipe
         changed = []
@@ -160,7 +162,7 @@ def _difference(change: Difference) -> str:
 def _typed(value: object) -> str:
     """A flag's value as it is typed."""
     if isinstance(value, dict):
-        return " ".join(f"{name}={size}" for name, size in value.items())
+        return " ".join(f"{name}={argument}" for name, argument in value.items())
     return "by default" if value is None else " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 

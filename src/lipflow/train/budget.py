@@ -1,97 +1,134 @@
-"""A time budget: the number of steps that fit into what is left of it, asked again and again as a run goes on."""
+"""Time budgets: durations as text, and the number of steps that fits into a budget. Without torch on import.
+
+The number of steps is decided by a measurement at the start and then again, at regular intervals, by the speed so far.
+"""
 
 import math
+import re
 import time
 from dataclasses import replace
 from itertools import islice
+from typing import TYPE_CHECKING
 
-from lipflow.data import Split
-from lipflow.train.estimate import estimate
-from lipflow.train.learner import Learner
-from lipflow.train.plan import Plan
-from lipflow.train.scribe import Standing
+if TYPE_CHECKING:
+    from lipflow.data import Split
+    from lipflow.train.learner import Learner
+    from lipflow.train.schedule import Plan
+    from lipflow.train.writer import State
 
-AGAIN = 0.02  # decide anew when this part of the budget has passed
-MEASURE, MOST = 0.01, 10  # the part of the budget that the first decision may take, and the number of steps it takes
-SLIGHTLY = 1e-3  # of the learning rate: weights that do not change at all would be evaluated too fast
-ROOM = 0.002  # the part of the budget kept for the last checkpoint
+REPLAN_FRACTION = 0.02  # of the budget, between two decisions
+MEASURE_FRACTION, MAX_MEASURED_STEPS = (
+    0.01,
+    10,
+)  # of the budget, for the steps of the first measurement; and their limit
+MEASURE_RATE_FACTOR = 1e-3  # not 0, as evaluation is faster with weights that have not changed
+RESERVE_FRACTION = 0.002  # of the budget, for the last checkpoint
+
+_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_FORM = re.compile(r"(?:([\d.]+)d)?(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s)?")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds: "90s" → 90, "1h30m" → 5400, "0.5s" → 0.5."""
+    match = _FORM.fullmatch(text.strip().lower())
+    try:
+        if match is None or not any(match.groups()):
+            raise ValueError
+        return sum(float(n) * unit for n, unit in zip(match.groups(), _UNITS.values(), strict=True) if n)
+    except ValueError:
+        raise ValueError(f"a duration is written as 90s, 30m, 2h or 1h30m, not {text!r}") from None
+
+
+def format_duration(seconds: float) -> str:
+    """ "42s", "3m05s", "2h07m", "1d03h": the two largest units."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    for (big, size), (small, part) in zip(list(_UNITS.items())[:-1], list(_UNITS.items())[1:], strict=True):
+        if whole >= size:
+            return f"{whole // size}{big}{whole % size // part:02d}{small}"
+    raise AssertionError(whole)
 
 
 class Budget:
-    """How many steps a run of `seconds` should have, by the steps and validations that it has done."""
+    """The number of steps of a run of `seconds`, from the time that its steps and validations have taken."""
 
-    def __init__(self, seconds: float, learner: Learner, validation: Split) -> None:
+    def __init__(self, seconds: float, learner: "Learner", validation: "Split") -> None:
         self.seconds, self.learner, self.per_epoch = seconds, learner, learner.steps_per_epoch
         self.validation, self.batches = validation, -(-len(validation) // learner.run.recipe.batch_size)
-        self.decided, self.then = -math.inf, Standing()  # a run that is resumed decides at once
-        self.check: float | None = None  # what a validation is thought to take, before there was one
+        self.decided = -math.inf  # the time of the last decision; a resumed run decides at its first step
+        self.last: State | None = None  # the state at the last decision
+        self.validation_seconds: float | None = None  # measured before the first validation
 
-    def first(self, start: float) -> int:
-        """T by a few steps and two batches of validation, for a run that began at `start`.
+    def measure(self, start: float) -> int:
+        """T from a few steps and two batches of validation, for a run that began at time `start`.
 
-        Afterwards the learner is as it was, bit for bit. The very first step pays for memory and compilation, and is
-        not counted. All ranks measure, and the first one's answer holds.
+        Afterwards the learner has its former state, bit for bit. The first step includes allocation and compilation
+        and is not counted. All ranks measure, and all use the result of the first one.
         """
         learner = self.learner
         before = {name: tensor.clone() for name, tensor in learner.tensors().items()}
         _time_steps(learner, 1)
         step = _time_steps(learner, 1)
-        if more := learner.ranks.agree(min(int(MEASURE * self.seconds / step), MOST)):
+        if more := learner.ranks.agree(min(int(MEASURE_FRACTION * self.seconds / step), MAX_MEASURED_STEPS)):
             step = _time_steps(learner, more) / more
-        self.check = self._time_check()
+        self.validation_seconds = self._time_validation()
         learner.load(before)
         elapsed = time.monotonic() - start
-        steps = learner.ranks.agree(self._fit(0, step, elapsed, self.check))
+        steps = learner.ranks.agree(self._fit(0, step, elapsed, self.validation_seconds))
         if steps < 1:
             raise ValueError(
-                f"--budget {self.seconds:g}s is too short: starting took {elapsed:.1f} s, a step takes {step:.2g} s, "
-                f"and a validation {self.check:.2g} s (of fewer images by --validation)"
+                f"--budget {self.seconds:g}s is too short: startup took {elapsed:.1f} s, a step takes {step:.2g} s, "
+                f"and a validation {self.validation_seconds:.2g} s (--validation-images N: use fewer images)"
             )
         self.decided = time.monotonic()
         return steps
 
-    def again(self, standing: Standing, plan: Plan) -> int:
-        """T anew if that is due, else 0. There is always one step more: the schedule has to reach its end.
+    def replan(self, state: "State", plan: "Plan") -> int:
+        """A new T if a decision is due, else 0. It is at least one more step, so that the schedule reaches its end.
 
-        A step takes what it did on average, or of late if that is more. Steps that a resumed run does once more follow
-        the decisions that were taken then.
+        The time of a step is its mean over the run, or since the last decision if that is longer. A resumed run makes
+        no decision for steps that the plan already covers.
         """
         now = time.monotonic()
-        if standing.step <= plan.decided or now - self.decided < AGAIN * self.seconds:
+        if state.step <= plan.decided or now - self.decided < REPLAN_FRACTION * self.seconds:
             return 0
-        late = (standing.seconds - self.then.seconds) / (standing.step - self.then.step)
-        step = max(standing.seconds / standing.step, late)
-        self.decided, self.then = now, replace(standing)
-        check = self.check if standing.checking is None else standing.checking
-        return max(self._fit(standing.step, step, standing.elapsed, check), standing.step + 1)
+        seconds, steps = (self.last.seconds, self.last.step) if self.last else (0.0, 0)
+        step = max(state.seconds / state.step, (state.seconds - seconds) / (state.step - steps))
+        self.decided, self.last = now, replace(state)
+        validation = self.validation_seconds if state.validation_seconds is None else state.validation_seconds
+        return max(self._fit(state.step, step, state.elapsed, validation), state.step + 1)
 
     def _fit(self, done: int, step: float, elapsed: float, validation: float | None) -> int:
-        """T, with `done` steps behind us, of `step` seconds each; a validation never timed is taken for dear.
+        """T, after `done` steps, if a step takes `step` seconds; an unknown time of validation is overestimated.
 
-        There is a validation after each epoch and one at the end, which are one if T ends an epoch.
+        A validation follows each epoch and the last step; these coincide if T is a multiple of the epoch.
         """
         check = self.batches * step if validation is None else validation
-        left = (1 - ROOM) * self.seconds - elapsed - check
+        left = (1 - RESERVE_FRACTION) * self.seconds - elapsed - check
         ahead = self.per_epoch - done % self.per_epoch
         if left < ahead * step + check:  # the next validation is the last
             return done + min(ahead, int(left / step))
         epochs, rest = divmod(left - ahead * step - check, self.per_epoch * step + check)
         return done + ahead + int(epochs) * self.per_epoch + min(self.per_epoch, int(rest / step))
 
-    def _time_check(self) -> float:
-        """The time of a validation: its first batch also pays for what follows from the weights, which have changed."""
-        recipe, took = self.learner.run.recipe, [0.0, 0.0]
+    def _time_validation(self) -> float:
+        """The seconds of a validation. Its first batch also computes what is derived from the weights."""
+        from lipflow.data import Split
+        from lipflow.train.evaluate import estimate
+
+        recipe, seconds = self.learner.run.recipe, [0.0, 0.0]
         part = Split(self.validation.images[: recipe.batch_size], self.validation.labels[: recipe.batch_size])
         for i in range(2 if self.batches else 0):
             began = time.monotonic()
             estimate(self.learner.network, part, recipe.radii, recipe.batch_size, self.learner.ranks)
-            took[i] = time.monotonic() - began
-        return took[0] + (self.batches - 1) * took[1]
+            seconds[i] = time.monotonic() - began
+        return seconds[0] + (self.batches - 1) * seconds[1]
 
 
-def _time_steps(learner: Learner, count: int) -> float:
+def _time_steps(learner: "Learner", count: int) -> float:
     began = time.monotonic()
     for _, epoch, batch in islice(learner.visits(0), count):
         learner.gradients(batch, epoch)
-        learner.update(learner.run.recipe.lr * SLIGHTLY)
+        learner.update(learner.run.recipe.optimiser.lr * MEASURE_RATE_FACTOR)
     return time.monotonic() - began

@@ -1,7 +1,7 @@
-"""One process or many: who am I, what is my part, and how do we agree.
+"""Training with one process or many: the ranks, their shares and their collective operations.
 
-Every number is that of the *global* batch, so the number of processes changes who computes and never what:
-`torchrun --nproc-per-node=2 -m lipflow train …` draws the loss curve of one process, up to rounding.
+All settings refer to the *global* batch, so the result does not depend on the number of processes:
+`torchrun --nproc-per-node=2 -m lipflow train …` has the loss curve of one process, up to rounding.
 """
 
 import itertools
@@ -23,22 +23,22 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from lipflow.data import share
-from lipflow.train.ending import ProcessLost
+from lipflow.train.signals import ProcessLost
 
 T = TypeVar("T")
 
 _GROUPS = itertools.count()
-LEAVE_SECONDS = 5.0  # after an error: the limit on waiting for collectives, and a lead for the process that failed
+LEAVE_SECONDS = 5.0  # after an error: to wait for collectives, and to let the process that failed end first
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among `world` of them, and the device it computes on."""
+    """This process, one of `world`, and its device."""
 
     rank: int
     world: int
     device: torch.device
-    wrapped: list[nn.Module] = field(default_factory=list, repr=False, compare=False)  # what `wrap` has returned
+    wrapped: list[nn.Module] = field(default_factory=list, repr=False, compare=False)  # returned by `wrap`
 
     @property
     def first(self) -> bool:
@@ -46,7 +46,7 @@ class Ranks:
         return self.rank == 0
 
     def share(self, items: Tensor) -> Tensor:
-        """The part of `items` that falls to this rank; it may be empty."""
+        """The part of `items` of this rank; it may be empty."""
         return share(items, self.rank, self.world)
 
     def sum(self, values: Sequence[float]) -> list[float]:
@@ -58,7 +58,7 @@ class Ranks:
         return total.tolist()
 
     def gather(self, parts: list[T]) -> list[T]:
-        """The lists of all ranks, one after the other, on each."""
+        """The concatenated lists of all ranks, on each."""
         if self.world == 1:
             return parts
         gathered: list[list[T]] = [[] for _ in range(self.world)]
@@ -70,26 +70,28 @@ class Ranks:
         return round(self.sum([value if self.first else 0])[0])
 
     def require_same(self, **parts: str) -> None:
-        """Refuse, on every rank, what is not the same on all; the error says what that is."""
+        """Raise an error, on every rank, that names the parts that differ between ranks."""
         every = self.gather([parts])
         if other := [name for name in parts if len({of_rank[name] for of_rank in every}) > 1]:
-            raise ValueError(f"the processes do not have the same {' and '.join(other)}; start each as the first one")
+            raise ValueError(
+                f"the processes do not have the same {' and '.join(other)}; start all with the same command and data"
+            )
 
     def in_turn(self, action: Callable[[], T]) -> T:
-        """Let the first rank act before the others, so that they find what it has downloaded."""
+        """Run `action` on the first rank, then on the others, so that they find what it has downloaded."""
         result = action() if self.first else None
         self.wait()
         return action() if result is None else result
 
     def wait(self) -> None:
-        """Until every rank is here."""
+        """Wait for all ranks."""
         self.sum([0.0])
 
     def wrap(self, network: nn.Module) -> nn.Module:
         """The network whose backward pass averages gradients over the ranks.
 
-        It starts each forward pass with the first rank's buffers, so that power-iteration vectors are equal on all
-        ranks by construction; they depend on the weights alone, so this changes nothing on equal machines.
+        Each forward pass starts with the buffers of the first rank, so power-iteration vectors are equal on all ranks.
+        As they depend on the weights alone, this makes no difference on equal machines.
         """
         if self.world == 1:
             return network
@@ -109,10 +111,10 @@ class Ranks:
 
 @contextmanager
 def join(device: str) -> Iterator[Ranks]:
-    """The process group that torchrun has set up for us, or this process alone.
+    """The process group of torchrun, or this process alone.
 
-    A group that the caller has initialised is used, and left as it is. A group of our own is destroyed, and no thread
-    of it is left, however the block ends.
+    A group that the caller has initialised is used and not destroyed. A group that is initialised here is destroyed,
+    with its threads, however the block ends.
     """
     world = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
@@ -130,16 +132,18 @@ def join(device: str) -> Iterator[Ranks]:
     except BaseException as error:
         _leave(ranks, own, LEAVE_SECONDS)
         if isinstance(error, RuntimeError) and "gloo/transport" in str(error):
-            time.sleep(LEAVE_SECONDS)  # torchrun reports the first process to end; let the one that failed end first
-            raise ProcessLost("another process has ended early; its own message says why") from error
+            time.sleep(
+                LEAVE_SECONDS
+            )  # torchrun reports the first process that ends, which should be the one that failed
+            raise ProcessLost("another process has ended early; see its own message") from error
         raise
     _leave(ranks, own)
 
 
 def _init_process_group(backend: str) -> None:
-    """A group of the processes that torchrun has started, with keys of its own in their store.
+    """A group of the processes that torchrun has started, with its own prefix of keys in their store.
 
-    A second group with the keys of the first one would read the addresses that the first one left there.
+    Without the prefix, a second group would read the addresses that the first one wrote there.
     """
     # One rank may read the data, or certify, for hours while the others wait; torch's default is 10 minutes.
     timeout = timedelta(days=7)
@@ -150,10 +154,10 @@ def _init_process_group(backend: str) -> None:
 
 
 def _leave(ranks: Ranks, own: bool, seconds: float | None = None) -> None:
-    """Let go of the process group, and destroy it if it is our own; see Note [leaving a process group].
+    """Drop references to the process group, and destroy it if it is our own; see Note [leaving a process group].
 
-    Destroying waits for this process's collectives. After an error some may have begun that the other processes never
-    join, so the wait has a limit; without one, this process and the others would wait for each other.
+    Destroying it waits for the collectives of this process. After an error, the other processes may never join those,
+    so the wait is limited; otherwise all processes would wait for each other.
     """
     for module in ranks.wrapped:
         vars(module).clear()
@@ -168,7 +172,7 @@ def _leave(ranks: Ranks, own: bool, seconds: float | None = None) -> None:
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """The device of a name; `auto` and a bare `cuda` are this rank's own GPU."""
+    """The device of a name; `auto` and `cuda` without a number are the GPU of this rank."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -189,7 +193,7 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
 
 @contextmanager
 def threads(number: int) -> Iterator[None]:
-    """So many CPU threads for a while; 0 is as many as there are now. A small network runs best as it was trained."""
+    """A context with this number of CPU threads; 0 does not change it."""
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
     try:

@@ -1,66 +1,123 @@
-"""What learns: a network, its optimiser and its loss, and the two halves of a step."""
+"""What learns: a network, its loss and its optimiser, and the two halves of a training step."""
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from lipflow.blocks import Householder
 from lipflow.data import Dataset, Split, augment, batches, steps_per_epoch, to_unit
-from lipflow.losses import LOSSES, Loss
+from lipflow.flows import Weight
+from lipflow.losses import CertificateRegularisation, Loss
 from lipflow.models import Network, build
 from lipflow.train.distributed import Ranks
-from lipflow.train.estimate import input_lipschitz
-from lipflow.train.optimiser import load_state_tensors, make_optimiser, state_tensors
-from lipflow.train.recipe import Recipe
+from lipflow.train.evaluate import input_lipschitz
+from lipflow.train.recipe import SGD, Adam
 from lipflow.train.run import Run
+from lipflow.train.signals import NonFiniteLoss
 
 
 def make_network(run: Run, data: Dataset) -> Network:
-    """The run's network with its initial weights, which depend on the seed and on nothing else."""
-    inputs = {
+    """The network of a run with its initial weights, which depend on the seed alone."""
+    normalize = {
         "mean": {"mean": list(data.mean)},
         "mean-std": {"mean": list(data.mean), "std": list(data.std)},
         "model": {},
     }
-    if run.sizes.get("mirror") and not run.recipe.flip:
+    if run.model_args.get("mirror") and not run.recipe.flip:
         raise ValueError(
-            "with mirror=True the network is judged by mirror images too, and --no-flip leaves them out of training; "
+            "with mirror=True the network also sees mirror images, and --no-flip leaves them out of training; "
             "add --flip, or drop mirror=True"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)
-        sizes = {**inputs[run.recipe.inputs], "lln": run.recipe.lln, **run.sizes}
-        return build(run.model, data.classes, data.shape, **sizes)
+        arguments = {**normalize[run.recipe.normalize], "lln": run.recipe.lln, **run.model_args}
+        return build(run.model, data.classes, data.shape, **arguments)
 
 
-def make_loss(recipe: Recipe, network: Network) -> Loss:
-    """The recipe's loss, with those of the run's numbers that are its fields."""
-    kind = LOSSES[recipe.loss]
-    assert dataclasses.is_dataclass(kind)
-    numbers = {**dataclasses.asdict(recipe), "lipschitz": input_lipschitz(network)}
-    return kind(**{field.name: numbers[field.name] for field in dataclasses.fields(kind)})
+def make_loss(loss: Loss, network: Network) -> Loss:
+    """The loss of a recipe for a network: the radii in `certificate` are measured at the input."""
+    if isinstance(loss, CertificateRegularisation):
+        return replace(loss, lipschitz=input_lipschitz(network))
+    return loss
+
+
+def make_optimiser(network: nn.Module, chosen: Adam | SGD) -> Optimizer:
+    """The torch optimiser of a recipe. The parameters of activations are angles, to which no decay applies."""
+    angles = {id(p) for m in network.modules() if isinstance(m, Householder) for p in m.parameters()}
+    options = asdict(chosen)
+    decay = options.pop("weight_decay")
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in network.parameters() if id(p) not in angles], "weight_decay": decay},
+        {"params": [p for p in network.parameters() if id(p) in angles], "weight_decay": 0.0},
+    ]
+    kinds = {Adam: torch.optim.Adam, SGD: torch.optim.SGD}
+    return kinds[type(chosen)]([group for group in groups if group["params"]], fused=True, **options)
+
+
+def state_tensors(optimiser: Optimizer) -> dict[str, Tensor]:
+    """The state as "3.exp_avg" → tensor, by the number of the parameter; without the None of an unused momentum."""
+    state = optimiser.state_dict()["state"]
+    return {
+        f"{number}.{name}": torch.as_tensor(value)
+        for number, entries in state.items()
+        for name, value in entries.items()
+        if value is not None
+    }
+
+
+def load_state_tensors(optimiser: Optimizer, tensors: dict[str, Tensor]) -> None:
+    """The inverse of `state_tensors`. The optimiser keeps its hyperparameters, which are those of the run."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        number, name = key.split(".", 1)
+        state.setdefault(int(number), {})[name] = tensor
+    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
+
+
+@torch.no_grad()
+def diagnosis(network: Network) -> str:
+    """Which parameters are NaN or infinite, and the estimated norm of every weight, a line each."""
+    named = [*network.named_parameters(), *network.named_buffers()]
+    bad = [name for name, tensor in named if not bool(torch.isfinite(tensor).all())]
+    norms = [
+        f"  {name}: {float(module.estimate(module.operator(None))):.4g}"
+        for name, module in network.named_modules()
+        if isinstance(module, Weight)
+    ]
+    return "\n".join(
+        [f"not finite: {', '.join(bad) or 'no parameter'}", "norms of the layers' weights (estimated):", *norms]
+    )
+
+
+def require_finite(network: Network, step: int) -> None:
+    """Refuse NaN or infinite weights: the gradient of a finite loss may be NaN."""
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in network.state_dict().values()):
+        raise NonFiniteLoss(f"after step {step} there are NaN or infinite weights.\n{diagnosis(network)}")
 
 
 class Learner:
-    """Everything that a training step changes. A step is `gradients`, then `update`."""
+    """All that a training step changes. A step is `gradients`, then `update`."""
 
     def __init__(self, network: Network, run: Run, split: Split, ranks: Ranks) -> None:
         self.network = network.to(ranks.device).train()
         self.run, self.split, self.ranks = run, split, ranks
-        self._augmented(torch.zeros(1, dtype=torch.int64), 0)  # refuses images that the recipe does not fit
-        self.network.recompute_activations(run.checkpoint_activations)
-        self.loss = make_loss(run.recipe, network)
+        self._augmented(torch.zeros(1, dtype=torch.int64), 0)  # refuses a recipe that does not fit the images
+        self.network.recompute_activations(run.recompute_activations)
+        self.loss = make_loss(run.recipe.loss, network)
         self.parallel = ranks.wrap(network)
-        self.optimiser = make_optimiser(network, run.recipe)
+        self.optimiser = make_optimiser(network, run.recipe.optimiser)
 
     @property
     def steps_per_epoch(self) -> int:
         return steps_per_epoch(len(self.split), self.run.recipe.batch_size)
 
     def visits(self, start: int) -> Iterator[tuple[int, int, Tensor]]:
-        """(step, epoch, indices of the global batch) from step `start` on, all counted from 0, without end."""
+        """(step, epoch, indices of the global batch) from step `start` on, all counted from 0; it never ends."""
         step = start
         while True:
             epoch, first = divmod(step, self.steps_per_epoch)
@@ -69,10 +126,10 @@ class Learner:
                 step += 1
 
     def gradients(self, batch: Tensor, epoch: int) -> float:
-        """Leave the gradient of the batch's mean loss in the parameters; return this rank's share of that mean.
+        """Compute the gradient of the mean loss of a batch; return this rank's share of that mean.
 
-        The rank sums over its part and divides by the size of the whole batch. DistributedDataParallel takes the mean
-        over the ranks, hence the factor `world`: parts may differ in size, or be empty, and the gradient is the same.
+        A rank sums over its part and divides by the size of the whole batch. DistributedDataParallel averages over the
+        ranks, hence the factor `world`. So the gradient is right also if parts differ in size or are empty.
         """
         part = self.ranks.share(batch)
         images = self._augmented(part, epoch)
@@ -86,26 +143,26 @@ class Learner:
 
     def _augmented(self, part: Tensor, epoch: int) -> Tensor:
         recipe, images = self.run.recipe, self.split.images[part].to(self.ranks.device)
-        if not (recipe.pad or recipe.flip or recipe.erase):
+        if not (recipe.crop_padding or recipe.flip or recipe.cutout):
             return images
         return augment(
             images,
             part,
             self.run.seed,
             epoch,
-            pad=recipe.pad,
-            mode=recipe.pad_mode,
+            pad=recipe.crop_padding,
+            mode=recipe.padding_mode,
             flip=recipe.flip,
-            erase=recipe.erase,
+            erase=recipe.cutout,
         )
 
     def _precision(self) -> AbstractContextManager[object]:
-        """What the recipe says products are computed in."""
+        """The precision of products that the recipe asks for."""
         low = self.run.recipe.precision == "bfloat16"
         return torch.autocast(self.ranks.device.type, torch.bfloat16) if low else nullcontext()
 
     def update(self, rate: float) -> None:
-        """Move the parameters along their gradients."""
+        """Take an optimiser step at a learning rate."""
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         self.optimiser.step()
@@ -118,11 +175,11 @@ class Learner:
         }
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Take up a state that `tensors` gave. It is copied, so that memory is aligned as if it had been computed."""
+        """Restore a state from `tensors`. It is copied, so that memory is aligned as that of computed tensors."""
 
         def of(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): v.clone() for k, v in tensors.items() if k.startswith(prefix)}
 
         self.network.load_state_dict(of("network."))
-        self.optimiser = make_optimiser(self.network, self.run.recipe)
+        self.optimiser = make_optimiser(self.network, self.run.recipe.optimiser)
         load_state_tensors(self.optimiser, of("optimiser."))

@@ -1,104 +1,19 @@
-"""How each model is trained: published recipes as data, one table entry each. Without torch."""
+"""Recipes: how a network is trained, as data, and the table of published ones. Without torch.
+
+A recipe chooses an optimiser, a schedule and a loss, each a small dataclass whose fields are its numbers. The command
+line and `vary` name the same numbers flat: `--loss multi-margin --margin 0.3`, `vary(loss="multi-margin", margin=0.3)`.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from fractions import Fraction
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from lipflow.train.duration import parse_duration
+from tyro.conf import Fixed, Suppress
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """The training recipe; every default below is that of the model named by --model (in the time of --budget)."""
-
-    optimiser: Literal["adam", "sgd"] = "adam"
-    """How weights are updated."""
-    lr: float = 1e-3
-    """The greatest learning rate."""
-    momentum: float = 0.9
-    """Momentum of sgd (adam has its usual betas)."""
-    nesterov: bool = False
-    """Nesterov's form of momentum, for sgd."""
-    weight_decay: float = 0.0
-    """Weight decay, on all but the parameters of activations."""
-    schedule: Literal["triangular", "linear", "multistep", "exponential", "constant"] = "triangular"
-    """The learning rate over the run: triangular (the paper's: peak at 2/5, lr/20 at 4/5), linear (peak at 1/5), …"""
-    milestones: tuple[float, ...] = (0.5, 0.75)
-    """Where multistep decays, as fractions of the run."""
-    decay: float = 0.1
-    """The factor of multistep at a milestone, and of exponential after an epoch."""
-    epochs: int = 200
-    """Passes over the training images (unless --budget sets the number of steps)."""
-    batch_size: int = 256
-    """Images a step, over all processes."""
-    loss: Literal["multi-margin", "cross-entropy", "offset-cross-entropy", "certificate"] = "multi-margin"
-    """What is minimised."""
-    margin: float = 0.7
-    """The margin of multi-margin."""
-    offset: float = 0.0
-    """How far offset-cross-entropy sets the true class back."""
-    temperature: float = 1.0
-    """What offset-cross-entropy divides logits by."""
-    gamma: float = 0.1
-    """The weight of the certificate in the loss `certificate`."""
-    pad: int = 4
-    """Augmentation: crops are shifted by up to so many pixels."""
-    pad_mode: Literal["reflect", "zeros"] = "reflect"
-    """Augmentation: what lies beyond the border."""
-    flip: bool = True
-    """Augmentation: mirror half of the images."""
-    erase: int = 0
-    """Augmentation: set a square of so many pixels a side, anywhere, to the image's mean colour."""
-    inputs: Literal["mean", "mean-std", "model"] = "mean"
-    """The input: less the training mean, also divided by std (then L = 1/min std), or as the model has it."""
-    lln: bool = False
-    """Last-layer normalization: unit rows and a bias instead of truncation."""
-    radii: tuple[str, ...] = ("36/255", "72/255", "108/255")
-    """Where certified accuracy is estimated on validation images; the first one selects best.safetensors."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """What products are computed in; weights, sums and certificates are as ever."""
-    threads: int = 0
-    """CPU threads a process; 0 is torch's own choice."""
-
-    def __post_init__(self) -> None:
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(f"--{flag(name)} is one of {', '.join(choices)}, not {getattr(self, name)!r}")
-        at_least = {"lr": 0, "weight_decay": 0, "epochs": 1, "batch_size": 1, "pad": 0, "erase": 0, "threads": 0}
-        at_least |= {"momentum": 0, "decay": 0}
-        for name, least in at_least.items():
-            if not getattr(self, name) >= least:
-                raise ValueError(f"--{flag(name)} must be at least {least}, not {getattr(self, name)}")
-        if not all(0 < milestone < 1 for milestone in self.milestones):
-            raise ValueError(f"--milestones are fractions of the run, between 0 and 1, not {self.milestones}")
-        if not self.radii:
-            raise ValueError("--radii needs at least one radius, such as 36/255")
-        for text in self.radii:
-            radius(text)
-
-
-# Which choice a number belongs to: with another one it says nothing.
-OF: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "margin": ("loss", ("multi-margin",)),
-    "offset": ("loss", ("offset-cross-entropy",)),
-    "temperature": ("loss", ("offset-cross-entropy",)),
-    "gamma": ("loss", ("certificate",)),
-    "momentum": ("optimiser", ("sgd",)),
-    "nesterov": ("optimiser", ("sgd",)),
-    "milestones": ("schedule", ("multistep",)),
-    "decay": ("schedule", ("multistep", "exponential")),
-}
-
-
-def require_used(recipe: Recipe, base: Recipe) -> None:
-    """Refuse numbers that were changed from those of `base`, and that the choices of `recipe` do not look at."""
-    for name, (choice, values) in OF.items():
-        chosen = getattr(recipe, choice)
-        if getattr(recipe, name) != getattr(base, name) and chosen not in values:
-            raise ValueError(
-                f"--{flag(name)} is for --{choice} {' or '.join(values)}; this run has --{choice} {chosen}"
-            )
+from lipflow.losses import LOSSES, CertificateRegularisation, CrossEntropy, Loss, MultiMargin, OffsetCrossEntropy
+from lipflow.train.budget import parse_duration
+from lipflow.train.schedule import SCHEDULES, Exponential, Linear, MultiStep, Schedule, Triangular
 
 
 def flag(name: str) -> str:
@@ -106,26 +21,174 @@ def flag(name: str) -> str:
     return name.replace("_", "-")
 
 
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    name: get_args(kind) for name, kind in get_type_hints(Recipe).items() if get_origin(kind) is Literal
-}
+def _require_at_least(least: Mapping[str, int], owner: object) -> None:
+    for name, low in least.items():
+        if not getattr(owner, name) >= low:
+            raise ValueError(f"--{flag(name)} must be at least {low}, not {getattr(owner, name)}")
 
 
-GREATEST = 10**6  # the diameter of [0, 1]ᵈ for d = 10¹²
-PLACES = 300  # of an exponent: 1e-999999999 as a fraction would fill the memory
+@dataclass(frozen=True)
+class Adam:
+    """torch.optim.Adam with its usual betas. Weight decay applies to all but the parameters of activations."""
+
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require_at_least({"lr": 0, "weight_decay": 0}, self)
+
+
+@dataclass(frozen=True)
+class SGD:
+    """torch.optim.SGD. Weight decay applies to all but the parameters of activations."""
+
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    momentum: float = 0.9
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        _require_at_least({"lr": 0, "weight_decay": 0, "momentum": 0}, self)
+
+
+OPTIMISERS: Mapping[str, type[Adam | SGD]] = {"adam": Adam, "sgd": SGD}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is trained; on the command line every default is that of --model (and of the time in --budget)."""
+
+    optimiser: Annotated[Adam | SGD, Fixed, Suppress] = field(default_factory=Adam)
+    """How weights are updated: an `Adam` or an `SGD`."""
+    schedule: Annotated[Schedule, Fixed, Suppress] = field(default_factory=Triangular)
+    """The learning rate over the run: a `Triangular`, `Linear`, `MultiStep`, `Exponential` or `Constant`."""
+    loss: Annotated[Loss, Fixed, Suppress] = field(default_factory=MultiMargin)
+    """What is minimised: one of `lipflow.losses`."""
+    epochs: int = 200
+    """Passes over the training images (unless --budget sets the number of steps)."""
+    batch_size: int = 256
+    """Images a step, over all processes."""
+    crop_padding: int = 4
+    """Augmentation: crops are shifted by up to this number of pixels."""
+    padding_mode: Literal["reflect", "zeros"] = "reflect"
+    """Augmentation: the values beyond the border of an image."""
+    flip: bool = True
+    """Augmentation: mirror half of the images."""
+    cutout: int = 0
+    """Augmentation: set a random square with sides of this number of pixels to the image's mean colour."""
+    normalize: Literal["mean", "mean-std", "model"] = "mean"
+    """The input: minus the training mean, also divided by std (then L = 1/min std), or as the model has it."""
+    lln: bool = False
+    """Last-layer normalization: unit rows and a bias instead of truncation."""
+    radii: tuple[str, ...] = ("36/255", "72/255", "108/255")
+    """Where certified accuracy is estimated on validation images; the first one selects best.safetensors."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """The precision of products in training; weights and sums are float32, and certificates float64."""
+    threads: int = 0
+    """CPU threads of a process; 0 is the default of torch."""
+
+    def __post_init__(self) -> None:
+        for name, kinds in CHOICES.items():
+            if type(getattr(self, name)) not in kinds.values():
+                known = ", ".join(f"{kind.__name__}(...)" for kind in kinds.values())
+                raise TypeError(f"the {name} of a recipe is one of {known}, not {getattr(self, name)!r}")
+        for name, words in _LITERALS.items():
+            if getattr(self, name) not in words:
+                raise ValueError(f"--{flag(name)} is one of {', '.join(words)}, not {getattr(self, name)!r}")
+        _require_at_least({"epochs": 1, "batch_size": 1, "crop_padding": 0, "cutout": 0, "threads": 0}, self)
+        if not self.radii:
+            raise ValueError("--radii needs at least one radius, such as 36/255")
+        for text in self.radii:
+            radius(text)
+
+    def rate(self, progress: float) -> float:
+        """The learning rate at a progress from 0 to 1."""
+        return self.optimiser.lr * self.schedule.factor(progress, self.epochs)
+
+    def flat(self) -> dict[str, Any]:
+        """The values of all flags that this recipe uses, by name: choices by their names, and their numbers."""
+        values: dict[str, Any] = {}
+        for name in (own.name for own in fields(self)):
+            value = getattr(self, name)
+            if name not in CHOICES:
+                values[name] = value
+                continue
+            values[name] = type_name(name, value)
+            values |= {number.name: getattr(value, number.name) for number in numbers(type(value))}
+        return values
+
+    def vary(self, **flat: Any) -> "Recipe":
+        """This recipe with other values of flags: `vary(loss="cross-entropy", lr=0.1)`.
+
+        Another choice keeps the numbers that it has in common with the one before. A number that the choice does not
+        have is refused.
+        """
+        changes: dict[str, Any] = {name: value for name, value in flat.items() if name in _OWN}
+        for name in CHOICES:
+            before = getattr(self, name)
+            kind = _kind(name, flat.get(name, type_name(name, before)))
+            common = {n.name: getattr(before, n.name) for n in numbers(kind) if hasattr(before, n.name)}
+            given = {n.name: flat[n.name] for n in numbers(kind) if n.name in flat}
+            changes[name] = kind(**{**common, **given})
+        recipe = replace(self, **changes)
+        if unused := [name for name in flat if name not in recipe.flat()]:
+            raise _unused(unused[0], recipe)
+        return recipe
+
+
+CHOICES: Mapping[str, Mapping[str, type]] = {"optimiser": OPTIMISERS, "schedule": SCHEDULES, "loss": LOSSES}
+_LITERALS = {name: get_args(kind) for name, kind in get_type_hints(Recipe).items() if get_origin(kind) is Literal}
+_OWN = {own.name for own in fields(Recipe)} - set(CHOICES)
+
+
+def flat_names() -> set[str]:
+    """The names that `Recipe.vary` knows."""
+    return (
+        _OWN | set(CHOICES) | {n.name for kinds in CHOICES.values() for kind in kinds.values() for n in numbers(kind)}
+    )
+
+
+def numbers(kind: type) -> list[Field]:
+    """The fields of a choice that a recipe sets; a loss may have one that depends on the network."""
+    return [number for number in fields(kind) if not number.metadata.get("of_network")]
+
+
+def type_name(choice: str, value: object) -> str:
+    """The name of a chosen optimiser, schedule or loss, such as "adam"."""
+    return next(name for name, kind in CHOICES[choice].items() if kind is type(value))
+
+
+def _kind(choice: str, name: str) -> type:
+    if name not in CHOICES[choice]:
+        raise ValueError(f"--{choice} is one of {', '.join(CHOICES[choice])}, not {name!r}")
+    return CHOICES[choice][name]
+
+
+def _unused(name: str, recipe: Recipe) -> Exception:
+    for choice, kinds in CHOICES.items():
+        if users := [other for other, kind in kinds.items() if name in {n.name for n in numbers(kind)}]:
+            chosen = type_name(choice, getattr(recipe, choice))
+            return ValueError(
+                f"--{flag(name)} is for --{choice} {' or '.join(users)}; this run has --{choice} {chosen}"
+            )
+    return TypeError(f"a recipe has no field {name!r}")
+
+
+MAX_RADIUS = 10**6  # the diameter of [0, 1]ᵈ for d = 10¹²
+MAX_EXPONENT = 300  # the Fraction of 1e-999999999 would fill the memory
 
 
 def radius(text: str) -> Fraction:
-    """A radius as written: "36/255" or "0.25", exactly; at most 10⁶, so that it is a float64 too."""
+    """A radius as written, "36/255" or "0.25", exactly; at most 10⁶, so that it is a float64 too."""
     try:
         exponent = int(text.lower().partition("e")[2] or 0)
-        value = Fraction(text if abs(exponent) <= PLACES else 0)
+        value = Fraction(text if abs(exponent) <= MAX_EXPONENT else 0)
     except (ValueError, ZeroDivisionError):
         raise ValueError(f"a radius is a number such as 36/255 or 0.25, not {text!r}") from None
     if value < 0:
         raise ValueError(f"a radius is at least 0, not {text}")
-    if value > GREATEST or abs(exponent) > PLACES:
-        raise ValueError(f"a radius is at most {GREATEST}, its exponent within ±{PLACES}, not {text!r}")
+    if value > MAX_RADIUS or abs(exponent) > MAX_EXPONENT:
+        raise ValueError(f"a radius is at most {MAX_RADIUS}, its exponent within ±{MAX_EXPONENT}, not {text!r}")
     return value
 
 
@@ -134,48 +197,50 @@ CPL = Recipe()
 CPL_LLN = replace(CPL, lln=True)
 
 # Trockman and Kolter 2021; Li et al. 2019; Singla and Feizi 2021; Singla, Singla and Feizi 2022.
-CAYLEY = Recipe(lr=1e-2, margin=0.5)
-BCOP = Recipe(schedule="exponential", decay=0.96235, batch_size=128, margin=0.707, inputs="model", pad_mode="zeros")
-SOC = Recipe(
-    optimiser="sgd",
-    lr=0.1,
-    weight_decay=5e-4,
-    schedule="multistep",
+CAYLEY = Recipe(optimiser=Adam(lr=1e-2), loss=MultiMargin(0.5))
+BCOP = Recipe(
+    schedule=Exponential(decay=0.96235),
+    loss=MultiMargin(0.707),
     batch_size=128,
-    loss="cross-entropy",
-    pad_mode="zeros",
+    normalize="model",
+    padding_mode="zeros",
 )
-SOC_PLUS = replace(SOC, loss="certificate", gamma=0.1, lln=True)
+SOC = Recipe(
+    optimiser=SGD(lr=0.1, weight_decay=5e-4, momentum=0.9),
+    schedule=MultiStep(milestones=(0.5, 0.75), decay=0.1),
+    loss=CrossEntropy(),
+    batch_size=128,
+    padding_mode="zeros",
+)
+SOC_PLUS = replace(SOC, loss=CertificateRegularisation(gamma=0.1), lln=True)
 
-# Ours, for a quick look: half a minute on one thread, and at this size more threads cost more than they bring.
+# Our own, for a first look: half a minute on one thread. At this size more threads are slower.
 CPL_DIGITS = Recipe(
-    lr=1e-2,
+    optimiser=Adam(lr=1e-2),
+    loss=MultiMargin(1.0),
     epochs=60,
     batch_size=128,
-    margin=1.0,
-    pad=0,
+    crop_padding=0,
     flip=False,
     lln=True,
     radii=("36/255", "0.25", "0.5", "1"),
     threads=1,
 )
 
-# Ours, for the most certified accuracy per minute (docs/log.md); an epoch takes about a minute on two cores.
+# Our own, for the most certified accuracy per minute (docs/log.md); an epoch takes about a minute on two cores.
 CPL_FAST = Recipe(
-    lr=1e-2,
-    schedule="linear",
+    optimiser=Adam(lr=1e-2),
+    schedule=Linear(),
+    loss=OffsetCrossEntropy(offset=0.35, temperature=0.25),
     epochs=40,
     batch_size=128,
-    loss="offset-cross-entropy",
-    offset=0.35,
-    temperature=0.25,
-    pad=2,
+    crop_padding=2,
     lln=True,
     precision="bfloat16",
 )
 
-# With time for a hundred epochs it overfits: crops are shifted further, and squares are erased.
-CPL_FAST_LONG = replace(CPL_FAST, pad=4, erase=8)
+# In a hundred epochs it overfits, so the augmentation is stronger.
+CPL_FAST_LONG = replace(CPL_FAST, crop_padding=4, cutout=8)
 
 _PAPER = ("cpl", "cpl-s", "cpl-m", "cpl-l", "cpl-xl")
 
@@ -191,18 +256,18 @@ RECIPES: Mapping[str, Recipe] = {
     "soc+-20": SOC_PLUS,
 }
 
-# What a paper does otherwise on one dataset: CPL's CIFAR-100 table is with last-layer normalization, for all networks.
+# Recipes that differ by dataset: the CIFAR-100 table of the CPL paper has last-layer normalization for all networks.
 ON_DATA: Mapping[tuple[str, str], Recipe] = {
     **{(model, "cifar100"): CPL_LLN for model in _PAPER},
     **{(model, "cifar100"): replace(RECIPES[model], lln=True) for model in ("cayley-kw3", "soc-10", "soc-20")},
 }
 
-# What a recipe of ours does otherwise with a --budget of so much or more; published ones are fitted to any time as is.
+# Recipes of our own that differ from a --budget of this time on. Published recipes are the same for any time.
 ON_BUDGET: Mapping[tuple[str, str], tuple[str, Recipe]] = {("cpl-fast", "cifar10"): ("1h", CPL_FAST_LONG)}
 
 
 def recipe_for(model: str, data: str, budget: str | None = None) -> Recipe:
-    """The published recipe of a model on a dataset; other sizes of CPL take CPL's, and nothing else is guessed."""
+    """The published recipe of a model on a dataset; a model of another size of CPL has the recipe of CPL."""
     if budget is not None and (model, data) in ON_BUDGET:
         least, longer = ON_BUDGET[model, data]
         if parse_duration(budget) >= parse_duration(least):

@@ -1,4 +1,4 @@
-"""run.json: what a run is and where it ran, kept beside its results, and the way back to its network."""
+"""run.json: the flags of a run, its plan and its environment, and how a finished run is loaded."""
 
 import json
 import os
@@ -17,29 +17,29 @@ from lipflow.data.dataset import SplitName
 from lipflow.files import write_atomic
 from lipflow.machine import processor
 from lipflow.models import Network
-from lipflow.train.accuracy import Accuracy
 from lipflow.train.checkpoint import load_model
 from lipflow.train.distributed import Ranks
-from lipflow.train.plan import Plan
+from lipflow.train.evaluate import Accuracy
 from lipflow.train.run import Run
+from lipflow.train.schedule import Plan
 
 FINAL, BEST = "model.safetensors", "best.safetensors"
 
 
 @dataclass(frozen=True)
 class Record:
-    """A run, the plan of its schedule, what it first ran on, the exact result once it has ended, and its images."""
+    """A run, its plan, the environment in which it began, its exact result once it has ended, and its images."""
 
     run: Run
     plan: Plan
     environment: Mapping[str, Any]
     exact: Accuracy | None = None
-    data_sha256: Mapping[str, str] = field(default_factory=dict)  # of each split; older runs have none
-    class_names: tuple[str, ...] = ()  # older runs have none
+    data_sha256: Mapping[str, str] = field(default_factory=dict)  # of each split
+    class_names: tuple[str, ...] = ()
 
     @property
     def steps(self) -> int:
-        """The number of steps, as it was decided last."""
+        """The number of steps of the latest plan."""
         return self.plan.steps
 
     def write(self, folder: Path) -> None:
@@ -75,13 +75,13 @@ class Record:
         return cls(run, plan, environment, exact, digests, tuple(classes))
 
     def other_images(self, data: Dataset, *splits: SplitName) -> list[str]:
-        """Those of some splits that hold other images than when the run began, as far as it is known."""
+        """Those of some splits whose images differ from the ones with which the run began, if these are known."""
         known = self.data_sha256
         return [split for split in splits if split in known and known[split] != data.digest(split)]
 
 
 def environment(ranks: Ranks) -> dict[str, Any]:
-    """What the numbers of a run depend on besides its flags."""
+    """What the numbers of a run depend on, besides its flags."""
     return {
         "lipflow": lipflow.__version__,
         "commit": _commit(),
@@ -99,24 +99,24 @@ def environment(ranks: Ranks) -> dict[str, Any]:
 def load_run(path: Path | str, which: Literal["final", "best"] = "final") -> tuple[Run, Network]:
     """A finished run and its network, in evaluation mode.
 
-    `final` is the network at the end of its schedule: the result that the paper reports. `best` is the one with the
-    most certified validation images, by estimate. Nothing in the folder is executed.
+    `final` is the network at the end of its schedule, as the paper reports it. `best` is the one with the most
+    certified validation images, by estimate. Nothing in the folder is executed.
     """
     folder = Path(path)
     run = Record.read(folder).run
     file = folder / {"final": FINAL, "best": BEST}[which]
     if which == "best" and not file.is_file() and (folder / FINAL).is_file():
-        raise ValueError(f"{folder} has no {file.name}: no validation images chose one; its network is `final`")
+        raise ValueError(f"{folder} has no {file.name}: there were no validation images to select it; use `final`")
     if not file.is_file():
         raise ValueError(f"{folder} has no {file.name}: the run has not ended; `lipflow train --out {folder} --resume`")
     return run, load_model(file)
 
 
 def _commit() -> str | None:
-    """The commit that this code is checked out at, with -dirty if code was changed since; None if it is installed."""
+    """The commit of this checkout, with -dirty if code differs from it; None for an installed package."""
     package = Path(lipflow.__file__).parent
     try:
-        _git(package, "ls-files", "--error-unmatch", "__init__.py")  # it may lie in some other project's checkout
+        _git(package, "ls-files", "--error-unmatch", "__init__.py")  # the checkout may be of another project
         changed = _git(package, "status", "--porcelain", "--untracked-files=no", "--", ":/*.py", ":/*.toml")
         return _git(package, "rev-parse", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.SubprocessError):

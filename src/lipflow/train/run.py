@@ -1,45 +1,45 @@
-"""A run: the one dataclass that says what is trained, on what, how and where. Without torch."""
+"""A run: one dataclass for what is trained, on what, how and where; and its form in run.json. Without torch."""
 
 import ast
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from tyro.constructors import PrimitiveConstructorSpec
 
-from lipflow.train.duration import parse_duration
-from lipflow.train.recipe import Recipe, flag, recipe_for
+from lipflow.train.budget import parse_duration
+from lipflow.train.recipe import CHOICES, Recipe, flag, numbers, recipe_for, type_name
 
-Size = int | float | bool | str | None | list[float]
+ModelArg = int | float | bool | str | None | list[float]
 
 
-def _parse_sizes(words: list[str]) -> dict[str, Size]:
-    """["depth=4", "lln=True"] → {"depth": 4, "lln": True}; what is no Python literal is text."""
-    sizes: dict[str, Size] = {}
+def _parse_model_args(words: list[str]) -> dict[str, ModelArg]:
+    """["depth=4", "lln=True"] → {"depth": 4, "lln": True}; a value that is no Python literal is text."""
+    arguments: dict[str, ModelArg] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not (name.isidentifier() and equals and value):
-            raise ValueError(f"a size is written as NAME=VALUE, such as depth=4, not {word!r}")
-        if name in sizes:
-            raise ValueError(f"the size {name} is given twice")
+            raise ValueError(f"a model argument is written as NAME=VALUE, such as depth=4, not {word!r}")
+        if name in arguments:
+            raise ValueError(f"the model argument {name} is given twice")
         try:
             literal = ast.literal_eval(value)
-            sizes[name] = list(literal) if isinstance(literal, tuple) else literal
+            arguments[name] = list(literal) if isinstance(literal, tuple) else literal
         except (ValueError, SyntaxError):
-            sizes[name] = value
-    return sizes
+            arguments[name] = value
+    return arguments
 
 
-Sizes = Annotated[
-    dict[str, Size],
+ModelArgs = Annotated[
+    dict[str, ModelArg],
     PrimitiveConstructorSpec(
         nargs="*",
         metavar="NAME=VALUE",
-        instance_from_str=_parse_sizes,
+        instance_from_str=_parse_model_args,
         is_instance=lambda value: isinstance(value, dict),
-        str_from_instance=lambda sizes: [f"{name}={value}" for name, value in sizes.items()] or ["none"],
+        str_from_instance=lambda given: [f"{name}={value}" for name, value in given.items()] or ["none"],
     ),
 ]
 
@@ -56,40 +56,40 @@ class Run:
     """Where the data is, instead of the download cache."""
     image_size: int | None = None
     """The side that images of --data folder are resized to."""
-    validation: int | None = None
-    """How many training images are held out for validation (None: 300 of digits, 5000 of CIFAR, a tenth)."""
-    sizes: Sizes = field(default_factory=dict)
-    """Sizes of the model other than its own, such as depth=4 channels=16."""
+    validation_images: int | None = None
+    """Training images that are held out for validation (None: 300 of digits, 5000 of CIFAR, a tenth)."""
+    model_args: ModelArgs = field(default_factory=dict)
+    """Arguments of the model that differ from its own, such as depth=4 channels=16."""
     out: Path | None = None
     """The folder of the run (None: runs/MODEL-DATA-SEED)."""
     seed: int = 0
     """Of the initial weights, the order of images and their augmentation."""
     device: str = "auto"
-    """cpu, cuda, cuda:1, … ; auto takes a GPU where there is one."""
+    """cpu, cuda, cuda:1, … ; auto takes a GPU if there is one."""
     budget: str | None = None
     """End the schedule within this time (90s, 30m, 1h30m), by the measured speed; cpl-fast changes its recipe at 1h."""
-    checkpoint_activations: bool = False
-    """Spare memory: keep the activations of about √n of n layers, and compute the others again (more time)."""
-    checkpoint_every: str = "5m"
-    """How much time a crash may cost: a checkpoint is written so often, and when the run is asked to stop."""
-    exact: int | None = None
-    """How many validation images are certified exactly, by the frozen network, when the run ends (None: all)."""
+    recompute_activations: bool = False
+    """Save memory: keep the activations of about √n of n layers and recompute the others (more time)."""
+    save_every: str = "5m"
+    """The time between two checkpoints; a run that is asked to stop saves one too."""
+    certify_validation: int | None = None
+    """Certify this number of validation images exactly, by the frozen network, when the run ends (None: all)."""
     recipe: Recipe = field(default_factory=lambda: recipe_for("cpl-digits", "digits"))
 
     def __post_init__(self) -> None:
-        plain = {name: list(size) if isinstance(size, tuple) else size for name, size in self.sizes.items()}
-        object.__setattr__(self, "sizes", plain)  # as JSON gives it back
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in self.model_args.items()}
+        object.__setattr__(self, "model_args", plain)  # JSON has lists and no tuples
         if self.budget is not None and parse_duration(self.budget) <= 0:
             raise ValueError(f"--budget must be above 0, not {self.budget!r}")
         if isinstance(self.seed, int) and not -(2**63) <= self.seed < 2**64:  # text is refused by the command line
             raise ValueError(f"--seed is an integer of 64 bits, not {self.seed}")
-        parse_duration(self.checkpoint_every)
-        if self.exact is not None and self.exact < 0:
-            raise ValueError(f"--exact is a number of images, at least 0, not {self.exact}")
+        parse_duration(self.save_every)
+        if self.certify_validation is not None and self.certify_validation < 0:
+            raise ValueError(f"--certify-validation must be at least 0, not {self.certify_validation}")
 
     @classmethod
     def of(cls, model: str, data: str = "digits", budget: str | None = None) -> "Run":
-        """The published run of a model, in a budget if there is one; vary it with `dataclasses.replace`."""
+        """The published run of a model, within a budget if one is given; change it with `dataclasses.replace`."""
         return cls(model=model, data=data, budget=budget, recipe=recipe_for(model, data, budget))
 
     @property
@@ -97,24 +97,21 @@ class Run:
         return self.out or Path("runs") / f"{self.model}-{self.data}-{self.seed}"
 
     def to_json(self) -> dict[str, Any]:
-        """The run as JSON values."""
-        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+        """The run as JSON values; an optimiser, a schedule and a loss are tables with their name as "type"."""
+        return _to_json(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Run":
-        """The inverse of `to_json`, through JSON and back; anything else than a run's fields is refused."""
-        if not isinstance(values, Mapping):
-            raise ValueError(f"a run is a table of fields, not {values!r}")
-        recipe = _typed(Recipe, values.get("recipe", {}))
-        return cls(**{**_typed(cls, {k: v for k, v in values.items() if k != "recipe"}), "recipe": Recipe(**recipe)})
+        """The inverse of `to_json`. Unknown fields and values of another type are refused."""
+        return _from_json("run", values, cls)
 
 
-# Where a run is kept, found, computed and judged may change when it is resumed; what it computes may not.
-PLACE = ("out", "data_dir", "device", "checkpoint_activations", "checkpoint_every", "exact")
+# Fields that may change when a run is resumed, as they do not change what it computes.
+CHANGEABLE = ("out", "data_dir", "device", "recompute_activations", "save_every", "certify_validation")
 
 
 class Difference(NamedTuple):
-    """A flag, its value in the run that is there, and the one that is asked for."""
+    """A flag, and its values in the stored run and in the one that was asked for."""
 
     flag: str
     stored: Any
@@ -125,28 +122,44 @@ class Difference(NamedTuple):
 
 
 def differences(stored: Run, asked: Run) -> list[Difference]:
-    """The flags in which `asked` would change what `stored` computes."""
-    pairs = [(f.name, getattr(stored, f.name), getattr(asked, f.name)) for f in fields(Run) if f.name != "recipe"]
-    pairs += [(f.name, getattr(stored.recipe, f.name), getattr(asked.recipe, f.name)) for f in fields(Recipe)]
-    return [Difference(flag(name), old, new) for name, old, new in pairs if old != new and name not in PLACE]
+    """The flags by which `asked` computes something else than `stored`."""
+    names = [f.name for f in fields(Run) if f.name not in ("recipe", *CHANGEABLE)]
+    before, after = ({name: getattr(run, name) for name in names} | run.recipe.flat() for run in (stored, asked))
+    return [
+        Difference(flag(name), before.get(name), value)  # a number of another choice was not there before
+        for name, value in after.items()
+        if name not in before or before[name] != value
+    ]
 
 
-def _typed(cls: type, values: Any) -> dict[str, Any]:
-    """Values from JSON as a dataclass's arguments: each field by name and of its type, or an error that names it."""
-    if not isinstance(values, dict):
-        raise ValueError(f"a {cls.__name__} is a table of fields, not {values!r}")
-    kinds = get_type_hints(cls)
-    if unknown := [name for name in values if name not in kinds]:
-        raise ValueError(f"a {cls.__name__} has no field {', '.join(map(repr, unknown))}")
-    return {name: _convert(name, value, kinds[name]) for name, value in values.items()}
+def _to_json(value: Any) -> Any:
+    if not is_dataclass(value) or isinstance(value, type):
+        return str(value) if isinstance(value, Path) else value
+    table = {number.name: _to_json(getattr(value, number.name)) for number in numbers(type(value))}
+    for name in CHOICES.keys() & table.keys():
+        table[name] = {"type": type_name(name, getattr(value, name)), **table[name]}
+    return table
 
 
-def _convert(name: str, value: Any, kind: Any) -> Any:
+def _from_json(name: str, value: Any, kind: Any) -> Any:
+    """A JSON value as a value of type `kind`, or an error with the name of the field."""
     origin, parts = get_origin(kind), get_args(kind)
+    if name in CHOICES and isinstance(value, dict):
+        kinds, value = CHOICES[name], dict(value)
+        named = value.pop("type", None)
+        if named not in kinds:
+            raise ValueError(f"the type of {name!r} is one of {', '.join(kinds)}, not {named!r}")
+        kind = kinds[named]
+    if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, Mapping):
+        hints = get_type_hints(kind)
+        known = {number.name for number in numbers(kind)}
+        if unknown := [entry for entry in value if entry not in known]:
+            raise ValueError(f"{name} has no field {', '.join(map(repr, unknown))}")
+        return kind(**{entry: _from_json(entry, given, hints[entry]) for entry, given in value.items()})
     if origin is UnionType:  # of some type and None
-        return None if value is None else _convert(name, value, parts[0])
+        return None if value is None else _from_json(name, value, parts[0])
     if origin is tuple and isinstance(value, list):
-        return tuple(_convert(name, entry, parts[0]) for entry in value)
+        return tuple(_from_json(name, entry, parts[0]) for entry in value)
     if kind is Path and isinstance(value, str):
         return Path(value)
     if kind is float and type(value) is int:

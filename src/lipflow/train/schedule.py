@@ -1,26 +1,45 @@
-"""Learning-rate schedules: the factor on `lr` as a function of progress, from 0 at the start to 1 at the end."""
+"""Learning-rate schedules, and the plan that says how far along its schedule each step of a run is. Without torch.
 
+Note [the schedule reaches its end]
+    Step t of T (t = 0, …, T-1) is taken at progress (t + ½)/T, the middle of its share of the run. The first and the
+    last step then have a rate above 0 even if the schedule starts and ends at 0. As the midpoint rule is exact on
+    straight lines, the sum of the rates is the integral of the schedule.
+
+Note [replanning]
+    A run with a time budget does not know T in advance, as the speed of a machine varies. It decides on T repeatedly.
+    After each decision, progress continues from its current value along a straight line to 1 at the new T. So progress
+    is continuous and increasing, the rate does not jump, and the schedule still reaches its end.
+"""
+
+from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from lipflow.train.recipe import Recipe
-
-Schedule = Callable[[float, "Recipe"], float]
-
-_PAPER = ((0.0, 0.0), (2 / 5, 1.0), (4 / 5, 1 / 20), (1.0, 0.0))
-_LINEAR = ((0.0, 0.0), (1 / 5, 1.0), (1.0, 0.0))
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 
-def triangular(progress: float, recipe: "Recipe") -> float:
-    """Straight lines through (0, 0), (2/5, 1), (4/5, 1/20) and (1, 0): the paper's."""
-    return _between(_PAPER, progress)
+class Schedule(ABC):
+    """A learning rate over a run, as a factor on `lr`."""
+
+    @abstractmethod
+    def factor(self, progress: float, epochs: int) -> float:
+        """The factor at `progress`, from 0 at the start to 1 at the end of a run that is planned for `epochs`."""
 
 
-def linear(progress: float, recipe: "Recipe") -> float:
+@dataclass(frozen=True)
+class Triangular(Schedule):
+    """Straight lines through (0, 0), (2/5, 1), (4/5, 1/20) and (1, 0): the schedule of the paper."""
+
+    def factor(self, progress: float, epochs: int) -> float:
+        return _between(((0.0, 0.0), (2 / 5, 1.0), (4 / 5, 1 / 20), (1.0, 0.0)), progress)
+
+
+@dataclass(frozen=True)
+class Linear(Schedule):
     """Straight lines through (0, 0), (1/5, 1) and (1, 0)."""
-    return _between(_LINEAR, progress)
+
+    def factor(self, progress: float, epochs: int) -> float:
+        return _between(((0.0, 0.0), (1 / 5, 1.0), (1.0, 0.0)), progress)
 
 
 def _between(corners: Sequence[tuple[float, float]], progress: float) -> float:
@@ -29,30 +48,99 @@ def _between(corners: Sequence[tuple[float, float]], progress: float) -> float:
     return y0 + (y1 - y0) * (progress - x0) / (x1 - x0)
 
 
-def multistep(progress: float, recipe: "Recipe") -> float:
+@dataclass(frozen=True)
+class MultiStep(Schedule):
     """× `decay` at each of the `milestones`, which are fractions of the run."""
-    return recipe.decay ** sum(progress >= milestone for milestone in recipe.milestones)
+
+    milestones: tuple[float, ...] = (0.5, 0.75)
+    decay: float = 0.1
+
+    def __post_init__(self) -> None:
+        _require_decay(self.decay)
+        if not all(0 < milestone < 1 for milestone in self.milestones):
+            raise ValueError(f"--milestones are fractions of the run, between 0 and 1, not {self.milestones}")
+
+    def factor(self, progress: float, epochs: int) -> float:
+        return self.decay ** sum(progress >= milestone for milestone in self.milestones)
 
 
-def exponential(progress: float, recipe: "Recipe") -> float:
-    """× `decay` after each of the recipe's epochs; a run cut short by a budget goes through the same rates faster."""
-    return recipe.decay ** int(progress * recipe.epochs)
+@dataclass(frozen=True)
+class Exponential(Schedule):
+    """× `decay` after each planned epoch; with a time budget the same rates are spread over the steps that fit."""
+
+    decay: float = 0.1
+
+    def __post_init__(self) -> None:
+        _require_decay(self.decay)
+
+    def factor(self, progress: float, epochs: int) -> float:
+        return self.decay ** int(progress * epochs)
 
 
-def constant(progress: float, recipe: "Recipe") -> float:
+def _require_decay(decay: float) -> None:
+    if not decay >= 0:
+        raise ValueError(f"--decay must be at least 0, not {decay}")
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
     """The same rate throughout."""
-    return 1.0
+
+    def factor(self, progress: float, epochs: int) -> float:
+        return 1.0
 
 
-SCHEDULES: dict[str, Schedule] = {
-    "triangular": triangular,
-    "linear": linear,
-    "multistep": multistep,
-    "exponential": exponential,
-    "constant": constant,
+SCHEDULES: Mapping[str, type[Schedule]] = {
+    "triangular": Triangular,
+    "linear": Linear,
+    "multistep": MultiStep,
+    "exponential": Exponential,
+    "constant": Constant,
 }
 
 
-def rate_at(progress: float, recipe: "Recipe") -> float:
-    """The learning rate at some progress along the recipe's schedule."""
-    return recipe.lr * SCHEDULES[recipe.schedule](progress, recipe)
+@dataclass(frozen=True)
+class Plan:
+    """Decisions (s, T) in order: from step s on, the schedule ends after T steps. The first one is (0, T)."""
+
+    decisions: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        starts = [start for start, _ in self.decisions]
+        ends = [end for _, end in self.decisions]
+        if not (starts and starts[0] == 0 and all(a < b for a, b in zip(starts, ends, strict=True))):
+            raise ValueError(f"a plan has decisions (s, T) with s < T, the first at 0, not {self.decisions}")
+        if not all(here < there < end for (here, there), end in zip(pairwise(starts), ends[:-1], strict=True)):
+            raise ValueError(f"the decisions of a plan must be in increasing order, not {self.decisions}")
+
+    @classmethod
+    def of(cls, decisions: int | Sequence[Sequence[int]]) -> "Plan":
+        """The plan of a number of steps, or of decisions as JSON has them."""
+        pairs = [(0, decisions)] if isinstance(decisions, int) else [(start, end) for start, end in decisions]
+        if not all(type(number) is int for pair in pairs for number in pair):
+            raise ValueError(f"the decisions of a plan are integers, not {decisions!r}")
+        return cls(tuple(pairs))
+
+    @property
+    def steps(self) -> int:
+        """T of the last decision."""
+        return self.decisions[-1][1]
+
+    @property
+    def decided(self) -> int:
+        """The step of the last decision."""
+        return self.decisions[-1][0]
+
+    def replan(self, step: int, steps: int) -> "Plan":
+        """This plan with one more decision, at `step`, for T = `steps`."""
+        return Plan((*self.decisions, (step, steps)))
+
+    def progress(self, step: int) -> float:
+        """The progress of step t, from 0 at the start to 1 at the end: the middle of its share."""
+        reached = 0.0
+        for (start, end), (until, _) in pairwise((*self.decisions, (self.steps, 0))):
+            place = min(step + 0.5, until)
+            reached += (1 - reached) * ((place - start) / (end - start))
+            if step < until:
+                break
+        return reached

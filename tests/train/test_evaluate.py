@@ -6,7 +6,7 @@ import torch
 import lipflow
 from lipflow.data import load, to_unit
 from lipflow.train.distributed import Ranks
-from lipflow.train.estimate import estimate, input_lipschitz, pair_estimates
+from lipflow.train.evaluate import estimate, input_lipschitz, pair_estimates
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 RADII = ("0.001", "0.01", "0.05")
@@ -64,7 +64,7 @@ def test_a_relaxed_layer_is_estimated_to_stretch():
 
 
 def test_constants_beyond_float64_are_infinite():
-    """A relaxed network may be trained whose L is no longer a number of float64; nothing is certified then."""
+    """The L of a relaxed network may overflow float64 in training; nothing is certified then."""
     network = lipflow.build("cpl-digits", h=20.0)
     with torch.no_grad():
         for parameter in network.parameters():

@@ -1,4 +1,4 @@
-"""Run by each rank of test_distributed: end commands in every way, and list the threads that they leave."""
+"""Run on each rank by test_distributed: end commands in every way, and list the threads that they leave."""
 
 import json
 import os
@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from lipflow.cli import main
 from lipflow.train import distributed
-from lipflow.train.ending import NonFiniteLoss
 from lipflow.train.learner import Learner
+from lipflow.train.signals import NonFiniteLoss
 from tests.train.tiny import FLAGS
 
 RANK = int(os.environ["RANK"])
@@ -79,7 +79,9 @@ def every_ending(out: Path) -> dict[str, tuple[int, list[str]]]:
     """For every way in which a command ends, its exit code and the threads that it leaves."""
 
     def train(name: str, in_step: Callable[[], None] | None = None) -> int:
-        return command(["train", "--out", str(out / name), "--epochs", "1", "--exact", "8", *FLAGS], in_step)
+        return command(
+            ["train", "--out", str(out / name), "--epochs", "1", "--certify-validation", "8", *FLAGS], in_step
+        )
 
     endings = {
         "trained": lambda: train("run"),

@@ -1,4 +1,4 @@
-"""How a run ends early: asked to stop by a signal, or stopped by a loss that is no number. Without torch."""
+"""How a run stops before its end: the exceptions, and the handler of SIGINT and SIGTERM. Without torch."""
 
 import signal
 import threading
@@ -7,32 +7,32 @@ from types import FrameType, TracebackType
 
 
 class EndedEarly(Exception):
-    """A run that did not come to the end of its schedule, and the exit code of the process that ran it."""
+    """A run stopped before the end of its schedule; `exit_code` is that of the process that ran it."""
 
     exit_code = 1
 
 
 class NonFiniteLoss(EndedEarly):
-    """A run whose loss, or whose weights, are no longer numbers."""
+    """The loss or the weights of a run are NaN or infinite."""
 
 
 class ProcessLost(EndedEarly):
-    """A run on several processes, one of which has ended."""
+    """One of the processes of a distributed run has ended."""
 
 
 class Interrupted(EndedEarly):
-    """A run that was asked to stop, and has saved where it was. Its exit code is 128 + the signal's number."""
+    """A run received a signal and saved its state. The exit code is 128 + the number of the signal."""
 
     def __init__(self, number: int, step: int, folder: Path) -> None:
         self.exit_code = 128 + number
         name = signal.Signals(number).name
-        super().__init__(f"{name}: saved after step {step}; go on with `lipflow train --out {folder} --resume`")
+        super().__init__(f"{name}: saved after step {step}; continue with `lipflow train --out {folder} --resume`")
 
 
 class Signals:
-    """Within it, SIGINT and SIGTERM are noted and not obeyed; the second one is obeyed at once.
+    """A context that records the first SIGINT or SIGTERM in `received`; the second one takes effect at once.
 
-    Signals are handled in the main thread only; elsewhere nothing is changed.
+    Python handles signals in the main thread only; in another thread this context does nothing.
     """
 
     def __init__(self) -> None:
@@ -41,10 +41,10 @@ class Signals:
 
     def __enter__(self) -> "Signals":
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+            self._before = {number: signal.signal(number, self._record) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _record(self, number: int, frame: FrameType | None) -> None:
         self.received = number
         self._restore()
 

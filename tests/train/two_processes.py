@@ -1,4 +1,4 @@
-"""`worker.py FOLDER MODE`: run by each rank of a test with two processes; it writes a file for the test to read."""
+"""`two_processes.py FOLDER MODE`: run on each rank of a test with two processes; writes a file for the test."""
 
 import hashlib
 import json
@@ -36,7 +36,7 @@ def apart(folder: Path) -> object:
 def on_budget(folder: Path) -> object:
     """Each rank with a clock of its own: that of the second is three times as fast."""
     budget.time = loop.time = Ticking(0.005 * (1 + 2 * RANK))  # pyright: ignore[reportAttributeAccessIssue]
-    return weights(train(replace(tiny(folder, images=1197, batch_size=100), budget="3s", exact=0)))
+    return weights(train(replace(tiny(folder, images=1197, batch_size=100), budget="3s", certify_validation=0)))
 
 
 if __name__ == "__main__":

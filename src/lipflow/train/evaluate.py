@@ -1,0 +1,116 @@
+"""Accuracy on held-out images: clean and certified, by estimate during a run and exactly at its end.
+
+During training the norms of layers are estimated by power iteration, from below, so the estimated radii may be too
+large. They serve to monitor a run and to select the best network. `certify_split` freezes the network and gives the
+radii of `lipflow certify`.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lipflow.blocks import Center
+from lipflow.data import Split, to_unit
+from lipflow.frozen import CHUNK, certify, freeze
+from lipflow.graph import fold, lower
+from lipflow.losses import radii as certified_radii
+from lipflow.models import Network
+from lipflow.operators import LinearOperator, norm_estimate
+from lipflow.primitives import Descent
+from lipflow.train.distributed import Ranks
+from lipflow.train.recipe import radius
+
+POWER_ITERATIONS = 20  # of an estimated norm
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Fractions of `images`: correct, and correct with a radius above each of the radii."""
+
+    images: int
+    clean: float
+    certified: dict[str, float]
+
+    @property
+    def score(self) -> float:
+        """The number by which networks are selected: the certified fraction at the first radius."""
+        return next(iter(self.certified.values()))
+
+    def describe(self, how: str) -> str:
+        """A line of text; `how` says how the radii were obtained, "estimated" or "exact"."""
+        certified = "  ".join(f"{name}: {fraction:.1%}" for name, fraction in self.certified.items())
+        return f"clean {self.clean:.1%}, certified ({how}) {certified}"
+
+
+@torch.no_grad()
+def estimate(network: Network, split: Split, radii: Sequence[str], batch_size: int, ranks: Ranks) -> Accuracy:
+    """The estimated accuracy of a live network on a split; each rank evaluates its share. No buffer changes."""
+    training = network.training
+    network.eval()
+    pairs = pair_estimates(network).to(ranks.device, torch.float32)
+    counts = [0.0] * (1 + len(radii))
+    for batch in ranks.share(torch.arange(len(split))).split(batch_size):
+        x, y = to_unit(split.images[batch].to(ranks.device)), split.labels[batch].to(ranks.device)
+        radius_of = certified_radii(network(x), y, pairs)
+        counts[0] += float((radius_of > 0).sum())
+        for i, text in enumerate(radii, 1):
+            counts[i] += float((radius_of > float(radius(text))).sum())
+    network.train(training)
+    return _accuracy(counts, split, radii, ranks)
+
+
+def certify_split(
+    network: Network,
+    split: Split,
+    radii: Sequence[str],
+    ranks: Ranks,
+    through: Callable[[Sequence[Tensor]], Iterable[Tensor]] = iter,
+) -> Accuracy:
+    """Freeze a network and certify a split, each rank its share. The network itself does not change.
+
+    `through` iterates over the chunks of images of this rank, and may report progress.
+    """
+    training = network.training
+    try:
+        frozen = freeze(network.eval())
+    finally:
+        network.train(training)
+    counts = [0.0] * (1 + len(radii))
+    for chunk in through(ranks.share(torch.arange(len(split))).split(CHUNK)):
+        found = certify(frozen, split.images[chunk])
+        right = found.label == split.labels[chunk]
+        counts[0] += float(right.sum())
+        for i, text in enumerate(radii, 1):
+            counts[i] += float((right & found.certified(radius(text))).sum())
+    return _accuracy(counts, split, radii, ranks)
+
+
+def _accuracy(counts: Sequence[float], split: Split, radii: Sequence[str], ranks: Ranks) -> Accuracy:
+    """The fractions from the counts of all ranks."""
+    clean, *certified = (count / len(split) for count in ranks.sum(counts))
+    return Accuracy(len(split), clean, dict(zip(radii, certified, strict=True)))
+
+
+@torch.no_grad()
+def pair_estimates(network: Network) -> Tensor:
+    """The Lipschitz constants of fᵢ - fⱼ, with estimated norms in the place of bounds  # (classes, classes).
+
+    A Convex Potential Layer computes its step h = 2/(s‖W‖²) from an estimate of ‖W‖; that estimate is used again here.
+    """
+    graph = lower(network, network.in_shape, live=True)
+    steps = (v.primitive for v in graph.vertices if isinstance(v.primitive, Descent))
+    known = {id(p.op): math.sqrt(2 / (p.sigma.high * p.h)) for p in steps if p.follows and p.h > 0}
+
+    def norm(op: LinearOperator) -> float:
+        return known[id(op)] if id(op) in known else float(norm_estimate(op, iterations=POWER_ITERATIONS))
+
+    return fold(graph, norm).pairs
+
+
+def input_lipschitz(network: Network) -> float:
+    """The Lipschitz constant of the normalization of the input: 1, or 1/min std."""
+    deviations = (m.std for m in network.modules() if isinstance(m, Center) and m.std is not None)
+    return math.prod(1 / float(std.min()) for std in deviations)
