@@ -32,11 +32,17 @@ class Network(nn.Module):
         tensors = (t for t in chain(self.parameters(), self.buffers()) if t.is_floating_point())
         tensor = next(tensors, torch.empty(0))
         modes = [(module, module.training) for module in self.modules()]
+        before = {m: m.u.clone() for m, _ in modes if isinstance(m, Weight)}
         for module, _ in modes:  # weights take up a size as in training: evaluation would follow their norms at length
             module.training = isinstance(module, Weight)
         self(torch.zeros(1, *in_shape, dtype=tensor.dtype, device=tensor.device))
         for module, training in modes:
             module.training = training
+        for weight, u in before.items():  # no step of training has been made
+            if weight.u.shape == u.shape:
+                weight.u.copy_(u)
+            else:
+                weight.reset_estimate()
 
     def recompute_activations(self, wanted: bool = True) -> "Network":
         """Spare memory in training, for one more forward pass: see `Sequential`."""
