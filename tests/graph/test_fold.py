@@ -95,7 +95,7 @@ def test_pairs_after_something_nonlinear_take_its_constant(function, factor):
 def test_row_distances_are_above_the_exact_ones_and_tight(scale):
     rows = scale * torch.randn(5, 7, dtype=torch.float64)
     rows[1] = rows[0]
-    rows[1, 3] += rows[0, 3].abs() * 1e-13  # so close that squares of differences underflow
+    rows[1, 3] += rows[0, 3].abs() * 1e-13
     rows[2, :5] = 0
     found = row_distances(rows)
     for i, j in itertools.product(range(5), range(5)):
@@ -106,7 +106,9 @@ def test_row_distances_are_above_the_exact_ones_and_tight(scale):
             assert Fraction(float(found[i, j])) ** 2 <= exact * (1 + Fraction(1, 10**12))
 
 
-def test_row_distances_of_zeros_and_of_nan():
+def test_row_distances_of_zeros_of_nan_and_of_rows_nearer_than_squares_can_hold():
+    near = torch.tensor([[1.0, 0.0, 1e-170], [1.0, 0.0, 0.0]], dtype=torch.float64)
+    assert float(row_distances(near)[0, 1]) >= 1e-170
     assert not bool((row_distances(torch.zeros(3, 4, dtype=torch.float64)) > 1e-100).any())
     with pytest.raises(ValueError, match="NaN or infinite"):
         row_distances(torch.tensor([[math.nan], [0.0]]))

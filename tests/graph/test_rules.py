@@ -202,15 +202,7 @@ REFUSED = {
     "a quotient": (lambda x: 1 / x, "no rule|quotient"),
     "a quotient of two": (lambda x: x / (1 + x.abs()), "quotient by a value"),
     "a weight of the input": (lambda x: F.linear(x.flatten(1), x.flatten(1)), "weights depend on the input"),
-    "layer_norm": (lambda x: F.layer_norm(x, (6,)), "BatchNorm"),
-    "group_norm": (lambda x: F.group_norm(x, 2), "deviation of its input"),
-    "softmax": (lambda x: x.softmax(1), "leave it out"),
-    "gelu": (lambda x: F.gelu(x), "MaxMin"),
     "a matrix on many vectors": (lambda x: F.linear(x, constant(3, 6)), "flatten first"),
-    "overlapping adaptive windows": (lambda x: F.adaptive_avg_pool2d(x, 4), "overlap"),
-    "average without its padding": (lambda x: F.avg_pool2d(x, 3, 1, 1, count_include_pad=False), "padding is counted"),
-    "average, ceil_mode": (lambda x: F.avg_pool2d(x, 4, ceil_mode=True), "ceil_mode"),
-    "indices": (lambda x: F.max_pool2d(x, 2, return_indices=True)[0], "return_indices"),
 }
 
 
