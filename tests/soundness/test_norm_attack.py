@@ -285,9 +285,11 @@ def test_a_relaxed_step_is_paid_for():
     assert frozen.lipschitz >= stretch * (1 - 1e-12)
 
 
-@pytest.mark.parametrize("norm", [1e-160, 0.1, 0.3, 1.0, 1.1, math.pi, 1e7, 1e150])
-def test_the_step_is_rounded_down(norm):
-    assert Fraction(step_size(norm)) * Fraction(norm) ** 2 <= 2
+@pytest.mark.parametrize("norm", [1e-200, 1e-160, 3e-5, 0.1, 0.3, 0.7, 1.0, 1.1, 2**0.5, math.pi, 1e7, 1e150])
+def test_the_step_is_rounded_down_and_no_further(norm):
+    h = step_size(norm)
+    assert Fraction(h) * Fraction(norm) ** 2 <= 2
+    assert not h or Fraction(math.nextafter(h, math.inf)) * Fraction(norm) ** 2 > 2
 
 
 def test_a_norm_follows_its_weights():
