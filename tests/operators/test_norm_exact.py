@@ -85,6 +85,7 @@ def kernel(*rows: list[float]) -> Tensor:
 
 LAPLACIAN = kernel([0, 1, 0], [1, -4, 1], [0, 1, 0])
 SOBEL = kernel([1, 0, -1], [2, 0, -2], [1, 0, -1])
+EDGES = kernel([1, -2, 1], [-2, 4, -2], [1, -2, 1])
 BLUR = torch.ones(1, 1, 3, 3, dtype=torch.float64)
 PAIR = kernel([1, 1])
 ROW = kernel([1, 1, 1])
@@ -113,6 +114,13 @@ HARD: dict[str, tuple[Geometry, Tensor]] = {
     "dilated past the torus": (Geometry((2, 3), (3, 3), (4, 4), (4, 4), "circular", (1, 1), (2, 3)), SOBEL),
     "strided": (Geometry((5, 4), (3, 3), (1, 1), (1, 1), stride=(2, 2)), BLUR),
     "stride beyond the kernel": (Geometry((6, 5), (2, 2), (0, 1), (0, 0), stride=(3, 4)), BLUR[..., :2, :2]),
+    "second difference": (Geometry((3, 3), (3, 3), (1, 1), (1, 1)), EDGES),
+    "second difference of a row": (Geometry((1, 5), (1, 3), (0, 1), (0, 1)), EDGES[:, :, 1:2]),
+    "first difference": (Geometry((1, 3), (1, 2), (0, 1), (0, 1)), kernel([1, -1])),
+    "leading padding": (Geometry((2, 2), (3, 3), (2, 2), (0, 0)), SOBEL),
+    "wide leading padding": (Geometry((2, 1), (4, 1), (3, 0), (0, 0)), kernel([1], [-2], [3], [5])),
+    "trailing padding": (Geometry((2, 2), (3, 3), (0, 0), (2, 2)), SOBEL),
+    "dilated": (Geometry((3, 3), (3, 3), (2, 2), (2, 2), dilation=(2, 2)), LAPLACIAN),
     "grouped": (
         Geometry((2, 2), (3, 3), (1, 1), (1, 1), groups=2, out=1, grouped=1),
         torch.cat([SOBEL / 64, LAPLACIAN / 8]),
