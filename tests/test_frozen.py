@@ -204,9 +204,6 @@ def test_no_compiler_makes_another_program_of_it():
     assert captured == []
 
 
-# Domains
-
-
 # What is refused
 
 
