@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import lipflow
-from lipflow import LinearOperator, blocks, testing
+from lipflow import blocks, testing
 from lipflow.flows import (
     ConvexPlusSkew,
     ConvexPotential,
@@ -221,21 +221,22 @@ def inputs(name: str, count: int, seed: int = 0) -> Tensor:
 # The laws: those of lipflow.testing, and those of layers that learn
 
 
-def jacobian_within_bound(name: str, trained: bool) -> None:
-    testing.jacobian_within_bound(make(name, trained=trained), LAYERS[name].shape)
+def jacobian_within_bound(name: str) -> None:
+    for trained in (False, True):
+        testing.jacobian_within_bound(make(name, trained=trained), LAYERS[name].shape)
 
 
-def pairs_never_stretched(name: str, trained: bool) -> None:
-    testing.pairs_never_stretched(make(name, trained=trained), LAYERS[name].shape)
+def pairs_never_stretched(name: str) -> None:
+    for trained in (False, True):
+        testing.pairs_never_stretched(make(name, trained=trained), LAYERS[name].shape)
 
 
 def gradients_are_right(name: str) -> None:
-    """Of networks, whose layers are on the list themselves, along random directions; and trained, as a norm has no
-    derivative where all singular values are equal, as cpl-fast begins."""
+    """Entry by entry; of images and networks along random directions. Trained, as a fresh orthogonal matrix has equal
+    singular values, and its norm no derivative."""
     if LAYERS[name].solved:
-        layer = make(name)
-        layer = make(name, trained=True) if isinstance(layer, Network) else layer
-        testing.gradients_are_right(layer, LAYERS[name].shape, fast=isinstance(layer, Network))
+        layer, shape = make(name, trained=isinstance(make(name), Network)), LAYERS[name].shape
+        testing.gradients_are_right(layer, shape, fast=len(shape) == 3)
 
 
 def batches_and_layouts(name: str) -> None:
@@ -244,19 +245,17 @@ def batches_and_layouts(name: str) -> None:
 
 def adjoints_are_exact(name: str) -> None:
     """⟨Wx, y⟩ = ⟨x, Wᵀy⟩ for every operator inside."""
-    layer = make(name)
-    found: list[LinearOperator] = []
-    kinds = (Weight, blocks.Parameterisation)
-    made = [m for m in layer.modules() if isinstance(m, kinds)]
-    handles = [m.register_forward_hook(lambda *call: found.append(call[2])) for m in made]
+    layer, operators = make(name), []
+    weights = [m for m in layer.modules() if isinstance(m, Weight | blocks.Parameterisation)]
+    for weight in weights:
+        weight.register_forward_hook(lambda module, inputs, op: operators.append(op))
     layer(inputs(name, 1))
-    for handle in handles:
-        handle.remove()
-    for op in found:
+    for op in operators:
         x, y = torch.randn(2, *op.in_shape, dtype=torch.float64), torch.randn(2, *op.out_shape, dtype=torch.float64)
         left, right = (op(x) * y).sum().detach(), (x * op.adjoint(y)).sum().detach()
         scale = x.norm() * y.norm() * op.weight.detach().abs().sum()
         assert abs(float(left - right)) <= 1e-12 * float(scale)
+    assert bool(operators) == bool(weights)
 
 
 def state_dict_round_trip(name: str) -> None:
@@ -287,3 +286,15 @@ def training_is_finite(name: str) -> None:
     before = copy.deepcopy(layer.state_dict())
     assert bool(torch.isfinite(layer(x)).all())
     assert all(torch.equal(before[k], v) for k, v in layer.state_dict().items())
+
+
+LAWS: list[Callable[[str], None]] = [
+    jacobian_within_bound,
+    pairs_never_stretched,
+    gradients_are_right,
+    batches_and_layouts,
+    adjoints_are_exact,
+    state_dict_round_trip,
+    copies_are_independent,
+    training_is_finite,
+]

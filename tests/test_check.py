@@ -26,10 +26,25 @@ from tests.soundness.forging import bytes_of, certificate, forge, rejected
 from tests.soundness.forging import claims_of as _claims
 from tests.soundness.forging import sign as _sign
 
-NETWORKS = {
-    "digits": lambda: lipflow.build("cpl-digits"),
-    "lln": lambda: lipflow.build("cpl-digits", lln=True, h=None),
-    "relaxed": lambda: lipflow.build("cpl-digits", h=1.9, std=0.5),
+NETWORKS = {  # and the shapes of their inputs
+    "digits": (lambda: lipflow.build("cpl-digits"), None),
+    "lln": (lambda: lipflow.build("cpl-digits", lln=True, h=None), None),
+    "relaxed": (lambda: lipflow.build("cpl-digits", h=1.9, std=0.5), None),
+    "nothing": (nn.Identity, (10,)),
+    "a user's": (
+        lambda: nn.Sequential(
+            blocks.Center(0.5, 0.25),
+            nn.Conv2d(1, 4, 3, padding=1),
+            blocks.MaxMin(),
+            nn.MaxPool2d(3, stride=2, padding=1),
+            lipflow.cpl_conv(4, 8, stride=2, padding=1),
+            blocks.Householder(4),
+            nn.AvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(16, 5),
+        ),
+        (1, 8, 8),
+    ),
 }
 
 
@@ -41,10 +56,14 @@ def _certificate(folder, model, in_shape=None, count=40):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_accepts(name, tmp_path):
     torch.manual_seed(0)
-    _certificate(tmp_path, NETWORKS[name]())
+    make, shape = NETWORKS[name]
+    _certificate(tmp_path, make(), shape)
     said = check.check(tmp_path, full=True)
     assert said.startswith("40 radii follow from their scores; the scores of 40 of 40 images were recomputed; L = ")
     assert "32 of 40 images were recomputed (--full recomputes all)" in check.check(tmp_path)
+    _rows(tmp_path, radius=lambda r: r * 0.5)  # a radius may be smaller than what can be derived
+    _sign(tmp_path, _claims(tmp_path))
+    check.check(tmp_path)
 
 
 @pytest.mark.parametrize("name", FREEZABLE)
@@ -54,18 +73,13 @@ def test_accepts_every_kind_of_layer(name, tmp_path):
     check.check(tmp_path, full=True)
 
 
-def test_accepts_a_network_of_nothing(tmp_path):
-    _certificate(tmp_path, nn.Identity(), (10,))
-    check.check(tmp_path, full=True)
-
-
 def test_accepts_a_wide_orthogonal_matrix(tmp_path):
     """Its Cholesky factor is small, as all that is left of μI - WWᵀ is rounding: the checker's μ must know that."""
     torch.manual_seed(0)
-    v = nn.functional.normalize(torch.randn(2304, dtype=torch.float64), dim=0)
-    layer = nn.Linear(2304, 2304, bias=False, dtype=torch.float64)
-    layer.weight = nn.Parameter(torch.eye(2304, dtype=torch.float64) - 2 * v[:, None] * v)
-    _certificate(tmp_path, nn.Sequential(layer, blocks.Truncate(2)), (2304,), count=2)
+    v = nn.functional.normalize(torch.randn(1600, dtype=torch.float64), dim=0)
+    layer = nn.Linear(1600, 1600, bias=False, dtype=torch.float64)
+    layer.weight = nn.Parameter(torch.eye(1600, dtype=torch.float64) - 2 * v[:, None] * v)
+    _certificate(tmp_path, nn.Sequential(layer, blocks.Truncate(2)), (1600,), count=2)
     check.check(tmp_path)
 
 
@@ -93,23 +107,6 @@ def test_sides_and_twists_are_whole_numbers_of_a_size(torus):
     check.verify_norm(w, dict(norm=9.5, torus=[[10, 0], [10, 1]]), "it")
     with pytest.raises(check.Rejected, match="no torus has sides"):
         check.verify_norm(w, dict(norm=9.5, torus=torus), "it")
-
-
-def test_a_users_own_network(tmp_path):
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        blocks.Center(0.5, 0.25),
-        nn.Conv2d(1, 4, 3, padding=1),
-        blocks.MaxMin(),
-        nn.MaxPool2d(3, stride=2, padding=1),
-        lipflow.cpl_conv(4, 8, stride=2, padding=1),
-        blocks.Householder(4),
-        nn.AvgPool2d(2),
-        nn.Flatten(),
-        nn.Linear(16, 5),
-    )
-    _certificate(tmp_path, model, (1, 8, 8))
-    check.check(tmp_path, full=True)
 
 
 # Graphs, domains and heads
@@ -174,18 +171,6 @@ def test_accepts_other_domains(domain, tmp_path):
     assert "too low" in rejected(tmp_path)
 
 
-@pytest.mark.parametrize("domain", [(-1.0, 0.5), (0.25, 1.0)], ids=str)
-def test_images_of_bytes_are_in_the_domain(domain, tmp_path):
-    frozen = lipflow.freeze(nn.Linear(3, 2), (3,), domain)
-    x = torch.full((2, 3), 0.5, dtype=torch.float64)
-    certificate(tmp_path, frozen, x)
-    check.check(tmp_path, full=True)
-    _rows(tmp_path, images=lambda x: np.full(x.shape, 128, np.uint8))
-    _sign(tmp_path, _claims(tmp_path))
-    with pytest.raises(check.Rejected, match="outside of"):
-        check.check(tmp_path)
-
-
 def _network(frozen):
     """A network as the checker holds it, and its own constants: (network, L of each vertex, E of each vertex)."""
     description, tensors = describe(frozen.graph, frozen.domain)
@@ -219,8 +204,7 @@ def test_the_constants_of_the_checker_are_above_the_true_ones(kinds, seed):
     assert all(constants[-1] ** 2 >= exact.fraction(exact.square(v)) for v in (*rows, *rows.T))
 
 
-def test_runs_without_torch(tmp_path):
-    _certificate(tmp_path, NETWORKS["digits"]())
+def test_runs_without_torch(good):
     code = (
         "import sys\n"
         "for name in ('torch', 'safetensors', 'rich', 'tyro', 'matplotlib'): sys.modules[name] = None\n"
@@ -228,7 +212,7 @@ def test_runs_without_torch(tmp_path):
         "sys.argv = ['check', sys.argv[1], '--full']\n"
         "runpy.run_module('lipflow.check', run_name='__main__')"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code, str(good)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("accepted: 40 radii follow from their scores; the scores of 40 of 40")
 
@@ -302,10 +286,6 @@ def test_every_byte_is_under_the_digest(copied, name):
         check.check(copied)
 
 
-def _next_down(x):
-    return float(np.nextafter(x, -np.inf))
-
-
 def _lower(claims, path, factor):
     inner = claims
     for key in path[:-1]:
@@ -313,73 +293,28 @@ def _lower(claims, path, factor):
     inner[path[-1]] *= factor
 
 
-def _place(claims, kind, listed="primitives"):
-    """Where the first of a kind is listed."""
-    return next(i for i, entry in enumerate(claims[listed]) if entry["kind"] == kind)
-
-
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        (("lipschitz",), r"L = .* too low"),
-        (("rounding",), r"E = .* too low"),
-        (("pair_bounds", 0, 1), "pair bound"),
-        (("primitives", "descent", "norm"), "claimed norm"),
-        (("primitives", "affine", "norm"), "claimed norm"),
-        (("vertices", "descent", "lipschitz"), "L = .* too low"),
-        (("vertices", "descent", "rounding"), "rounding is stated too low"),
-        (("vertices", "descent", "reach"), "norm of its value is stated too low"),
-        (("vertices", "input", "reach"), "norm of its value is stated too low"),
-    ],
-)
-def test_a_constant_stated_too_low_is_rejected(copied, path, words):
-    claims = _claims(copied)
-    if path[0] in ("primitives", "vertices"):
-        path = (path[0], _place(claims, path[1], path[0]), path[2])
-    _lower(claims, path, 1 - 1e-6)
-    _sign(copied, claims)
-    with pytest.raises(check.Rejected, match=words):
-        check.check(copied)
-
-
-@pytest.mark.parametrize("kind", ["descent", "affine"])
-def test_a_negative_norm_is_rejected(copied, kind):
-    """Its square proves as much as that of the true one, and a negative L would make any radius follow."""
-    claims = _claims(copied)
-    _lower(claims, ("primitives", _place(claims, kind), "norm"), -1.0)
-    _sign(copied, claims)
-    with pytest.raises(check.Rejected, match="a norm is not negative"):
-        check.check(copied)
-
-
 def test_a_norm_stated_too_high_costs_the_radii(copied):
     """A looser norm is true, but then h·B² > 2, so the layer may expand and the radii no longer follow."""
     claims = _claims(copied)
-    claims["primitives"][_place(claims, "descent")]["norm"] *= 1.01
+    next(p for p in claims["primitives"] if p["kind"] == "descent")["norm"] *= 1.01
     _sign(copied, claims)
     with pytest.raises(check.Rejected):
         check.check(copied)
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    "changes",
     [
-        (dict(radius=lambda r: r * (1 + 1e-6)), "more than can be derived"),
-        (dict(radius=lambda r: np.where(np.arange(len(r)) == 7, r + 1e-9, r)), "image 7: R = "),
-        (dict(radius=lambda r: np.full_like(r, np.nan)), "image 0: R = nan is more than can be derived"),
-        (dict(radius=lambda r: np.full_like(r, np.inf)), "more than can be derived"),
-        (dict(label=lambda y: (y + 1) % 10), "a label has not the greatest score"),
-        (dict(logits=lambda f: f + 1e-6 * np.arange(10)), "more than can be derived|not those|label"),
-        (dict(logits=lambda f: f[:, ::-1] * 1.0), "label has not"),
-        (dict(images=lambda x: 255 - x), "not those of this network"),
-        (dict(radius=lambda r: r[:-1]), "do not fit the claims"),
-        (dict(radius=lambda r: r.astype(np.float32)), "scores and radii are float64"),
+        dict(images=lambda x: 255 - x),
+        dict(logits=lambda f: f + 1e-6 * np.arange(10)),
+        dict(logits=lambda f: f * 2, radius=lambda r: r * 2, paper_radius=lambda r: r * 2),
     ],
+    ids=["other images", "other scores", "raised scores and radii"],
 )
-def test_rows_that_do_not_follow_are_rejected(copied, changes, words):
+def test_scores_that_are_not_those_of_the_images_are_rejected(copied, changes):
     _rows(copied, **changes)
     _sign(copied, _claims(copied))
-    with pytest.raises(check.Rejected, match=words):
+    with pytest.raises(check.Rejected, match=r"more than can be derived|not those of this network|label has not"):
         check.check(copied, full=True)
 
 
@@ -393,31 +328,40 @@ def _at_seven(value):
     return change
 
 
+OUT_OF_THE_BOX = r"outside of \[0.0, 1.0\]"
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (dict(radius=_at_seven(1e9)), "image 7: R = "),
+        (dict(radius=lambda r: r * (1 + 1e-6)), "more than can be derived"),
+        (dict(radius=lambda r: np.where(np.arange(len(r)) == 7, r + 1e-9, r)), "image 7: R = "),
+        (dict(radius=lambda r: np.full_like(r, np.nan)), "image 0: R = nan is more than can be derived"),
+        (dict(radius=lambda r: np.full_like(r, np.inf)), "more than can be derived"),
+        (dict(radius=lambda r: r[:-1]), "do not fit the claims"),
+        (dict(radius=lambda r: r.astype(np.float32)), "scores and radii are float64"),
+        (dict(label=lambda y: (y + 1) % 10), "a label has not the greatest score"),
         (dict(label=_at_seven(-1)), "label has not"),
+        (dict(label=lambda y: y * 1.0), "labels are integers"),
+        (dict(logits=lambda f: f[:, ::-1] * 1.0), "label has not"),
         (dict(logits=_at_seven(np.nan)), "label has not"),
         (dict(logits=_at_seven(np.inf)), "label has not"),
-        (dict(images=lambda x: _at_seven(np.nan)(x / 255)), r"outside of \[0.0, 1.0\]"),
-        (dict(images=lambda x: _at_seven(np.nextafter(1, 2))(x / 255)), r"outside of \[0.0, 1.0\]"),
+        (dict(logits=lambda f: f + 0j), "scores and radii are float64"),
+        (dict(images=lambda x: _at_seven(np.nan)(x / 255)), OUT_OF_THE_BOX),
+        (dict(images=lambda x: _at_seven(np.nextafter(1, 2))(x / 255)), OUT_OF_THE_BOX),
         (dict(images=lambda x: x.astype(complex)), "images are bytes or floats"),
         (dict(images=lambda x: (x / 255).astype(np.longdouble)), "images are bytes or floats"),
         (dict(images=lambda x: (x // 255).astype(np.int64)), "images are bytes or floats"),
         (dict(truth=_at_seven(-7)), "a true label is none of the classes"),
         (dict(truth=_at_seven(10)), "a true label is none of the classes"),
         (dict(truth=lambda y: y[:-1]), "do not fit the claims"),
-        (dict(truth=lambda y: y * 1.0), "labels are integers"),
-        (dict(label=lambda y: y * 1.0), "labels are integers"),
-        (dict(logits=lambda f: f + 0j), "scores and radii are float64"),
         (dict(paper_radius=_at_seven(1e9)), "by the paper's rule"),
         (dict(paper_radius=_at_seven(np.nan)), "by the paper's rule"),
         (dict(paper_radius=lambda r: np.nextafter(r, np.inf)), "by the paper's rule"),
         (dict(paper_radius=lambda r: r[:-1]), "do not fit the claims"),
     ],
 )
-def test_every_row_is_looked_at_whatever_the_sample(copied, changes, words):
+def test_every_row_is_checked_whatever_the_sample(copied, changes, words):
     """All but the scores themselves is verified for every image."""
     _rows(copied, **changes)
     _sign(copied, _claims(copied))
@@ -456,49 +400,21 @@ def test_a_sample_says_that_it_is_one(copied):
         check.check(copied, full=True)
 
 
-def test_no_images_at_all(tmp_path):
-    _certificate(tmp_path, NETWORKS["digits"](), count=0)
-    assert check.check(tmp_path, full=True).startswith("0 radii")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [0, 3])
+def test_floats_of_every_size_are_read(dtype, count, tmp_path):
+    certificate(tmp_path, lipflow.freeze(nn.Linear(5, 3), (5,)), torch.rand(count, 5).to(dtype))
+    assert check.check(tmp_path, full=True).startswith(f"{count} radii")
 
 
-def test_floats_of_every_size_are_read(tmp_path):
-    frozen = lipflow.freeze(NETWORKS["digits"]())
-    for dtype in (torch.float16, torch.float32, torch.float64):
-        images = torch.rand(3, *frozen.in_shape).to(dtype)
-        certificates = lipflow.certify(frozen, images)
-        record.write(tmp_path, frozen, certificates, images, certificates.label)
-        check.check(tmp_path, full=True)
-
-
-def test_smaller_radii_are_accepted(copied):
-    """Accepted if and only if every stated radius is at most the derived one."""
-    _rows(copied, radius=lambda r: r * 0.5)
-    _sign(copied, _claims(copied))
-    check.check(copied, full=True)
-
-
-def test_scores_that_were_raised_with_their_radii_are_rejected(copied):
-    """A forger scales all scores, so that the radii follow from them: the image tells."""
-    claims = _claims(copied)
-    _rows(copied, logits=lambda f: f * 2, radius=lambda r: r * 2, paper_radius=lambda r: r * 2)
-    _sign(copied, claims)
-    with pytest.raises(check.Rejected, match="not those of this network"):
-        check.check(copied)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "cannot be read"),
-        ("{}", "cannot be read: KeyError"),
-        ("[1]", "cannot be read"),
-        ('{"digest": 1}', "digest"),
-    ],
-)
-def test_rubbish_is_rejected_with_a_reason(copied, text, words):
-    (copied / record.CLAIMS).write_text(text)
-    with pytest.raises(check.Rejected, match=words):
-        check.check(copied)
+@pytest.mark.parametrize("domain", [(-1.0, 0.5), (0.25, 1.0)], ids=str)
+def test_images_of_bytes_are_in_the_domain(domain, tmp_path):
+    certificate(tmp_path, lipflow.freeze(nn.Linear(3, 2), (3,), domain), torch.full((2, 3), 0.5, dtype=torch.float64))
+    check.check(tmp_path, full=True)
+    _rows(tmp_path, images=lambda x: np.full(x.shape, 128, np.uint8))
+    _sign(tmp_path, _claims(tmp_path))
+    with pytest.raises(check.Rejected, match="outside of"):
+        check.check(tmp_path)
 
 
 def _of_shape(shape):
@@ -510,42 +426,35 @@ def _of_shape(shape):
     return file.getvalue()
 
 
-@pytest.mark.parametrize("name", [record.WEIGHTS, record.ROWS])
+RUBBISH = {
+    "empty": b"",
+    "text": b"hello",
+    "ones": b"\xff" * 100,
+    "zip": b"PK\x03\x04garbage",
+    "numpy": b"\x93NUMPY\x01\x00",
+    "deep": (100_000).to_bytes(8, "little") + b"[" * 100_000,
+    "more than memory": _of_shape((2**60,)),
+    "more than numbers": _of_shape((2**70,)),
+}
+NO_CLAIMS = ["", "{}", "[1]", "[" * 100_000, '{"digest": ' * 100_000, "\x00", "1", "NaN", '"' * 3]
+
+
 @pytest.mark.parametrize(
-    "content",
+    ("name", "content"),
     [
-        b"",
-        b"hello",
-        b"\xff" * 100,
-        b"PK\x03\x04garbage",
-        b"\x93NUMPY\x01\x00",
-        (100_000).to_bytes(8, "little") + b"[" * 100_000,
-        _of_shape((2**60,)),
-        _of_shape((2**70,)),
+        *((name, content) for name in (record.WEIGHTS, record.ROWS) for content in RUBBISH.values()),
+        *((record.CLAIMS, text.encode()) for text in NO_CLAIMS),
     ],
-    ids=["empty", "text", "ones", "zip", "numpy", "deep", "more than memory", "more than numbers"],
+    ids=lambda value: str(value[:12]),
 )
 def test_a_file_of_rubbish_is_rejected_in_one_line(copied, name, content, capsys):
     (copied / name).write_bytes(content)
-    _sign(copied, _claims(copied))
+    if name != record.CLAIMS:
+        _sign(copied, _claims(copied))
     assert check.main([str(copied)]) == 1
     said = capsys.readouterr().out
     assert said.startswith("rejected: the certificate cannot be read: ")
     assert said.count("\n") == 1
-
-
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"digest": ' * 100_000, "\x00", "1", "NaN", '"' * 3])
-def test_claims_of_rubbish_are_rejected_in_one_line(copied, text, capsys):
-    (copied / record.CLAIMS).write_text(text)
-    assert check.main([str(copied)]) == 1
-    said = capsys.readouterr().out
-    assert said.startswith("rejected: the certificate cannot be read: ")
-    assert said.count("\n") == 1
-
-
-def test_a_file_in_the_place_of_the_folder_is_rejected(good):
-    with pytest.raises(check.Rejected, match="cannot be read: NotADirectoryError"):
-        check.check(good / record.CLAIMS)
 
 
 @pytest.mark.parametrize("word", ["1e999999999", "2", None, [2.0], {}])
@@ -554,10 +463,9 @@ def test_a_file_in_the_place_of_the_folder_is_rejected(good):
 )
 def test_only_numbers_are_numbers(copied, path, word):
     """A word that stands for a number of 10⁹ digits is not computed."""
-    claims = _claims(copied)
-    inner = claims
+    claims = inner = _claims(copied)
     for key in path[:-1]:
-        inner = inner[_place(claims, key) if key == "descent" else key]
+        inner = next(p for p in inner if p["kind"] == key) if key == "descent" else inner[key]
     inner[path[-1]] = word
     _sign(copied, claims)
     with pytest.raises(check.Rejected, match=r"stands where a number should|domains do not agree"):
@@ -583,12 +491,14 @@ def test_no_other_file_is_read(copied, other):
 
 
 def test_the_command(good, tmp_path, capsys):
-    assert check.main([str(good)]) == 0
-    assert capsys.readouterr().out.startswith("accepted: 40 radii follow from their scores")
-    assert check.main([str(tmp_path)]) == 1
-    assert "certificate.json is missing" in capsys.readouterr().out
-    assert check.main([]) == 2
-    assert "python -m lipflow.check FOLDER" in capsys.readouterr().out
+    for arguments, code, words in (
+        ([str(good)], 0, "accepted: 40 radii follow from their scores"),
+        ([str(tmp_path)], 1, "certificate.json is missing"),
+        ([str(good / record.CLAIMS)], 1, "cannot be read: NotADirectoryError"),
+        ([], 2, "python -m lipflow.check FOLDER"),
+    ):
+        assert check.main(arguments) == code
+        assert words in capsys.readouterr().out
 
 
 def test_a_long_band_leaves_room_for_the_norm_of_its_residual_only():
@@ -630,6 +540,7 @@ def test_no_row_of_a_ledger_can_be_lowered(name, tmp_path):
     "lie",
     [
         dict(schema=3),
+        dict(schema=1),
         dict(dtype="float32"),
         dict(domain=[0, 2]),
         dict(norm="Linf"),
@@ -642,22 +553,13 @@ def test_no_row_of_a_ledger_can_be_lowered(name, tmp_path):
 )
 def test_a_lie_in_the_head_is_rejected_with_a_digest_that_fits(copied, lie):
     _sign(copied, _claims(copied) | lie)
-    words = r"this checker|do not agree|classes|does not list every"
-    with pytest.raises(check.Rejected, match=words):
+    words = "reads schema 2, not 1: certify the network again" if lie == dict(schema=1) else ""
+    with pytest.raises(check.Rejected, match=words or r"this checker|do not agree|classes|does not list every"):
         check.check(copied)
 
 
-def test_a_certificate_of_the_first_schema_is_rejected_and_says_what_to_do(copied):
-    _sign(copied, _claims(copied) | dict(schema=1))
-    with pytest.raises(check.Rejected, match="reads schema 2, not 1: certify the network again"):
-        check.check(copied)
-
-
-def test_a_network_of_the_first_schema_is_rejected(tmp_path):
+def test_a_network_of_another_schema_is_rejected(tmp_path):
     frozen = lipflow.freeze(nn.Linear(3, 2), (3,))
     certificate(tmp_path, frozen, bytes_of(frozen, 2))
     forge(tmp_path, frozen, lambda description, tensors, claims: description.update(schema=1))
-    with pytest.raises(check.Rejected, match="networks of schema 2, not 1"):
-        check.check(tmp_path)
-    with pytest.raises(ValueError, match=r"schema 1, of another version of lipflow, .* freeze and certify"):
-        lipflow.Frozen.load(tmp_path / record.WEIGHTS)
+    assert "networks of schema 2, not 1" in rejected(tmp_path)

@@ -61,6 +61,7 @@ _MODULES = (
     "certificate",
     "check",
     "data",
+    "fast",
     "flows",
     "frozen",
     "graph",
@@ -88,6 +89,7 @@ if TYPE_CHECKING:  # the same names for who reads types, and no others; a test h
     from lipflow import certificate as certificate
     from lipflow import check as check
     from lipflow import data as data
+    from lipflow import fast as fast
     from lipflow import flows as flows
     from lipflow import frozen as frozen
     from lipflow import graph as graph

@@ -10,12 +10,7 @@ import pytest
 from lipflow.data import DataError
 from lipflow.data.cifar import Layout
 from lipflow.data.cifar_pickle import ArrayUnpickler
-from tests.data.cifar_copies import SMALL, ask, assert_is_the_content, contents
-
-
-@pytest.fixture(params=SMALL)
-def layout(request) -> Layout:
-    return SMALL[request.param]
+from tests.data.cifar_copies import ask, assert_is_the_content, contents
 
 
 class Python2Pickler(pickle._Pickler):

@@ -35,23 +35,17 @@ def server(tmp_path, monkeypatch):
     httpd.server_close()
 
 
-def test_a_file_is_fetched_once(server, tmp_path):
-    path = download("it", f"{server}/data.bin", SHA256, tmp_path / "new" / "cache")
-    assert path == tmp_path / "new" / "cache" / "data.bin"
+def test_download_fetches_a_file_once(server, tmp_path):
+    cache = tmp_path / "new" / "cache"
+    path = download("it", f"{server}/data.bin", SHA256, cache)
+    assert path == cache / "data.bin"
     assert path.read_bytes() == CONTENT
-    (tmp_path / "served" / "data.bin").unlink()
-    assert download("it", f"{server}/data.bin", SHA256, path.parent) == path
-
-
-def test_others_may_read_what_the_umask_lets_them(server, tmp_path):
-    (tmp_path / "plain").touch()
-    path = download("it", f"{server}/data.bin", SHA256, tmp_path)
+    (tmp_path / "plain").touch()  # others may read what the umask lets them
     assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
-
-
-def test_a_damaged_file_in_the_cache_is_fetched_anew(server, tmp_path):
-    (tmp_path / "data.bin").write_bytes(CONTENT[:-1])
-    assert download("it", f"{server}/data.bin", SHA256, tmp_path).read_bytes() == CONTENT
+    path.write_bytes(CONTENT[:-1])  # a damaged file is fetched again
+    assert download("it", f"{server}/data.bin", SHA256, cache).read_bytes() == CONTENT
+    (tmp_path / "served" / "data.bin").unlink()
+    assert download("it", f"{server}/data.bin", SHA256, cache) == path
 
 
 def assert_one_line(error: DataError, *parts: str) -> None:
@@ -61,17 +55,19 @@ def assert_one_line(error: DataError, *parts: str) -> None:
         assert part in str(error)
 
 
-def test_a_wrong_hash_leaves_nothing_behind(server, tmp_path):
+@pytest.mark.parametrize(
+    ("file", "sha256", "words"),
+    [
+        ("data.bin", "0" * 64, ("could not download it", "hash", "--data-dir")),
+        ("other.bin", SHA256, ("404", "get other.bin on another machine")),
+    ],
+    ids=["wrong hash", "not there"],
+)
+def test_a_failed_download_is_one_line_and_leaves_nothing_behind(server, tmp_path, file, sha256, words):
     with pytest.raises(DataError) as caught:
-        download("it", f"{server}/data.bin", "0" * 64, tmp_path / "cache")
-    assert_one_line(caught.value, "could not download it", "hash", "--data-dir")
+        download("it", f"{server}/{file}", sha256, tmp_path / "cache")
+    assert_one_line(caught.value, *words)
     assert list((tmp_path / "cache").iterdir()) == []
-
-
-def test_a_file_that_is_not_there(server, tmp_path):
-    with pytest.raises(DataError) as caught:
-        download("it", f"{server}/other.bin", SHA256, tmp_path / "cache")
-    assert_one_line(caught.value, "404", "get other.bin on another machine")
 
 
 def test_no_network_is_one_line(tmp_path, monkeypatch):
@@ -85,15 +81,11 @@ def test_no_network_is_one_line(tmp_path, monkeypatch):
     assert_one_line(caught.value, "CIFAR-10", "(no connection);", "get cifar-10-binary.tar.gz on another machine")
 
 
-def test_an_explicit_data_dir_never_reaches_for_the_network(tmp_path, monkeypatch):
-    monkeypatch.setattr(cifar, "download", lambda *arguments: pytest.fail("downloads"))
-    with pytest.raises(DataError, match="no CIFAR-10 in"):
-        load("cifar10", tmp_path)
-
-
-def test_fetch_downloads_into_the_folder_asked_for(tmp_path, monkeypatch):
+def test_fetch_downloads_into_the_folder_asked_for_and_load_does_not(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(cifar, "download", lambda *arguments: asked.append(arguments) or Path("here"))
+    with pytest.raises(DataError, match="no CIFAR-10 in"):
+        load("cifar10", tmp_path)
     assert fetch("cifar100", tmp_path) == Path("here")
     assert asked == [("CIFAR-100", cifar.CIFAR100.url, cifar.CIFAR100.archive_sha256, tmp_path)]
 
@@ -105,8 +97,9 @@ def test_there_is_nothing_to_fetch(name):
 
 
 def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
-    monkeypatch.setenv("LIPFLOW_DATA", str(tmp_path))
-    assert cache_dir() == tmp_path
+    for value, folder in ((str(tmp_path), tmp_path), ("~/somewhere", Path.home() / "somewhere")):
+        monkeypatch.setenv("LIPFLOW_DATA", value)
+        assert cache_dir() == folder
     monkeypatch.delenv("LIPFLOW_DATA")
     assert cache_dir().name == "lipflow"
 
@@ -118,8 +111,3 @@ def test_a_terminal_sees_a_bar_that_ends_full(server, tmp_path, monkeypatch, cap
     shown = capsys.readouterr().out
     assert "data.bin" in shown
     assert "1.0/1.0 MB" in shown
-
-
-def test_the_cache_of_a_home_is_found(monkeypatch):
-    monkeypatch.setenv("LIPFLOW_DATA", "~/somewhere")
-    assert cache_dir() == Path.home() / "somewhere"

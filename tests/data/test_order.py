@@ -7,25 +7,16 @@ from lipflow.data import batches, permutation, share, steps_per_epoch
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(1, 300), st.integers(1, 64), st.integers(), st.integers(0, 1000))
-def test_an_epoch_visits_every_image_once(n, batch_size, seed, epoch):
+@given(st.integers(1, 300), st.integers(1, 64), st.integers(), st.integers(0, 1000), st.data())
+def test_an_epoch_visits_every_image_once_and_resumes_where_it_stopped(n, batch_size, seed, epoch, data):
     parts = list(batches(n, batch_size, seed, epoch))
     assert len(parts) == steps_per_epoch(n, batch_size)
     assert {len(part) for part in parts[:-1]} <= {batch_size}
     assert torch.equal(torch.cat(parts), permutation(n, seed, epoch))
     assert torch.equal(torch.cat(parts).sort().values, torch.arange(n))
-
-
-def test_the_last_batch_may_be_short():
-    assert [len(part) for part in batches(10, 4, 0, 0)] == [4, 4, 2]
-    assert steps_per_epoch(8, 4) == 2
-
-
-@pytest.mark.parametrize("start", [0, 1, 3])
-def test_a_resumed_epoch_goes_on_where_it_stopped(start):
-    whole, rest = list(batches(10, 4, 5, 6)), list(batches(10, 4, 5, 6, start=start))
-    assert len(rest) == len(whole) - start
-    assert all(torch.equal(a, b) for a, b in zip(rest, whole[start:], strict=True))
+    start = data.draw(st.integers(0, len(parts)))
+    rest = list(batches(n, batch_size, seed, epoch, start=start))
+    assert all(torch.equal(a, b) for a, b in zip(rest, parts[start:], strict=True))
 
 
 def test_permutations_of_other_seeds_and_epochs_are_unrelated():
@@ -47,12 +38,9 @@ def test_the_ranks_parts_make_up_the_batch(n, world):
     parts = [share(items, rank, world) for rank in range(world)]
     assert torch.equal(torch.cat(parts), items)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-@pytest.mark.parametrize("rank", [-1, 2])
-def test_a_rank_outside_the_world_is_refused(rank):
-    with pytest.raises(ValueError, match=r"rank must be in \[0, 2\)"):
-        share(torch.arange(4), rank, 2)
+    for rank in (-1, world):
+        with pytest.raises(ValueError, match="rank must be in"):
+            share(items, rank, world)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
-"""What was once refused and is lowered now has the right bound; what is refused names its place and what to do."""
+"""Modules with hooks, subclasses and forwards of their own have the right bound; refusals name the place and say what
+to do."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -8,8 +10,8 @@ from torch import Tensor, nn
 
 import lipflow
 from lipflow import LoweringError, blocks
-from lipflow.flows import ConvexPotential, DenseWeight, Flow, Skew, Step
-from lipflow.operators import Dense, LinearOperator
+from lipflow.flows import ConvexPotential, DenseWeight, Flow, Skew
+from lipflow.operators import Dense
 
 
 def _chain() -> nn.Sequential:
@@ -32,15 +34,18 @@ def _agree(model: nn.Module, shape: tuple[int, ...]) -> lipflow.Frozen:
     return frozen
 
 
+def _refused(model: nn.Module, shape: tuple[int, ...], words: str) -> str:
+    """Both freeze and lipschitz_bound refuse a model; the last message."""
+    for call in (lipflow.freeze, lipflow.lipschitz_bound):
+        with pytest.raises(LoweringError, match=words) as refusal:
+            call(model, in_shape=shape)
+    return str(refusal.value)
+
+
+SOMETHING_ELSE = r"^0 \(\w+\) computes something else than it was lowered to"
+
+
 # Hooks are part of a network
-
-
-def tripled(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-    return 3 * output
-
-
-def negated(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-    return -output
 
 
 PLACES = {
@@ -55,65 +60,29 @@ PLACES = {
 def test_hooks_are_lowered_wherever_they_are(place):
     model = _chain()
     plain = _agree(model, (1, 2, 2)).lipschitz
-    for hook, factor in ((tripled, 3), (negated, 1)):
-        handle = PLACES[place](model).register_forward_hook(hook)
-        assert _agree(model, (1, 2, 2)).lipschitz == pytest.approx(factor * plain, rel=1e-6)
+    for factor in (3, -1):
+        handle = PLACES[place](model).register_forward_hook(lambda module, inputs, output, c=factor: c * output)
+        assert _agree(model, (1, 2, 2)).lipschitz == pytest.approx(abs(factor) * plain, rel=1e-6)
         handle.remove()
     assert _agree(model, (1, 2, 2)).lipschitz == plain
 
 
-@pytest.mark.parametrize("place", [lambda n: n, lambda n: n.stages.pool, lambda n: n.head])
-def test_hooks_on_a_built_network_are_lowered(place):
-    network = lipflow.build("cpl-digits", in_shape=(1, 4, 4))
-    before, x = lipflow.freeze(network), torch.rand(2, 1, 4, 4)
-    place(network).register_forward_hook(negated)
-    frozen = lipflow.freeze(network)
-    assert frozen.lipschitz == pytest.approx(before.lipschitz, rel=1e-9)
-    changed = float((frozen(x) - before(x)).abs().max())
-    assert changed > 0.01
-
-
-def test_a_hook_that_lowering_does_not_see_is_refused():
-    """The lowering of a Flow does not call its field."""
-    model = _chain()
-    model[2].field.register_forward_hook(tripled)
-    with pytest.raises(LoweringError, match=r"^2 \(Flow\) computes something else than it was lowered to"):
-        lipflow.freeze(model, (1, 2, 2))
+def test_a_hook_on_a_field_which_lowering_does_not_call_is_refused():
+    model = nn.Sequential(lipflow.cpl_dense(4, 3))
+    model[0].field.register_forward_hook(lambda field, inputs, output: 3 * output)
+    _refused(model, (4,), SOMETHING_ELSE)
 
 
 def test_a_hook_on_a_weight_is_lowered():
     """The step size follows the weight, and not what a hook makes of it: the layer stretches, and the bound says so."""
     model = nn.Sequential(lipflow.cpl_dense(4, 3)).double()
-
-    def louder(module: nn.Module, inputs: tuple[Tensor], op: LinearOperator) -> LinearOperator:
-        return op.with_weight(3 * op.weight)
-
-    model[0].field.weight.register_forward_hook(louder)
+    model[0].field.weight.register_forward_hook(lambda weight, inputs, op: op.with_weight(3 * op.weight))
     assert lipflow.lipschitz_bound(model, in_shape=(4,)).lipschitz == pytest.approx(2 * 9 - 1, rel=1e-6)
-    assert lipflow.freeze(model, in_shape=(4,)).lipschitz == 1
-
-
-def test_a_replaced_forward_is_what_is_lowered():
-    model = _chain()
-    model[1][1].forward = lambda input: 3 * input
-    model[2].forward = lambda x: -x
-    frozen = lipflow.freeze(model, in_shape=(1, 2, 2))
-    norm = float(torch.linalg.matrix_norm(model[1][0].weight.detach().double(), 2))
-    assert frozen.lipschitz == pytest.approx(3 * norm, rel=1e-6)
-    x = torch.rand(3, 1, 2, 2)
-    torch.testing.assert_close(frozen(x).float(), model(x).detach())
+    with pytest.raises(LoweringError, match="the certified norm of its weight gives"):
+        lipflow.freeze(model, in_shape=(4,))
 
 
 # Modules with a forward of their own, and subclasses
-
-
-class Mine(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inside = _chain()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inside(x)
 
 
 class LouderReLU(nn.ReLU):
@@ -129,15 +98,30 @@ class Loop(nn.Sequential):
 class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
         self.branch = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
 
     def forward(self, x: Tensor) -> Tensor:
         return x + 0.5 * self.branch(x)
 
 
+class Extended(ConvexPotential):
+    pass
+
+
+class Turned(Skew):
+    pass
+
+
+def _seen(norm: nn.Module, *shape: int) -> nn.Module:
+    """A normalisation after some training, with weights that are not 1 and 0."""
+    for _ in range(20):
+        norm(3 * torch.randn(16, *shape) + 1)
+    for p in norm.parameters():
+        nn.init.normal_(p)
+    return norm
+
+
 MODULES = {
-    "a module around a chain": (Mine, (1, 2, 2)),
     "a subclass with another forward": (LouderReLU, (4,)),
     "a chain that runs twice": (lambda: Loop(nn.Linear(4, 4), nn.ReLU()), (4,)),
     "a residual block": (Residual, (4,)),
@@ -153,61 +137,17 @@ MODULES = {
     "average with a divisor of its own": (lambda: nn.AvgPool2d(3, divisor_override=1), (2, 6, 6)),
     "reflecting padding": (lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"), (2, 4, 5)),
     "replicating padding": (lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="replicate"), (2, 4, 5)),
+    "a subclass of a potential": (lambda: Flow(Extended(DenseWeight(3, 4)), lipflow.ExplicitEuler(0.5)), (3,)),
+    "a subclass of a skew field": (lambda: Flow(Turned(DenseWeight(3, 3)), lipflow.Exponential()), (3,)),
+    "a subclass of a skew field, midpoint": (lambda: Flow(Turned(DenseWeight(3, 3)), lipflow.Midpoint()), (3,)),
 }
 
 
-def _seen(norm: nn.Module, *shape: int) -> nn.Module:
-    """A normalisation after some training, with weights that are not 1 and 0."""
-    torch.manual_seed(0)
-    for _ in range(20):
-        norm(3 * torch.randn(16, *shape) + 1)
-    for p in norm.parameters():
-        nn.init.normal_(p)
-    return norm
-
-
 @pytest.mark.parametrize("name", MODULES)
-def test_what_was_refused_by_type_is_lowered_by_what_it_does(name):
+def test_modules_are_lowered_by_what_they_compute(name):
     make, shape = MODULES[name]
     torch.manual_seed(0)
     _agree(make(), shape)
-
-
-@pytest.mark.parametrize("name", ["batch normalisation", "adaptive pooling", "transposed convolution", "pixel shuffle"])
-def test_bounds_of_linear_modules_are_those_of_their_matrices(name):
-    make, shape = MODULES[name]
-    module = make().double().eval()
-    n = torch.Size(shape).numel()
-    eye, origin = torch.eye(n, dtype=torch.float64).reshape(n, *shape), torch.zeros(1, *shape, dtype=torch.float64)
-    norm = float(torch.linalg.matrix_norm((module(eye) - module(origin)).detach().flatten(1), 2))
-    assert norm <= lipflow.lipschitz_bound(module, shape).lipschitz * (1 + 1e-12)
-    assert lipflow.lipschitz_bound(module, shape).lipschitz <= norm * (
-        1.05 if name.startswith("transposed") else 1 + 1e-8
-    )
-
-
-# What extends our types may compute anything
-
-
-class Extended(ConvexPotential):
-    pass
-
-
-class Turned(Skew):
-    pass
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [
-        lambda: Flow(Extended(DenseWeight(3, 4)), lipflow.ExplicitEuler(0.5)),
-        lambda: Flow(Turned(DenseWeight(3, 3)), lipflow.Exponential()),
-        lambda: Flow(Turned(DenseWeight(3, 3)), lipflow.Midpoint()),
-    ],
-)
-def test_what_extends_our_types_and_changes_nothing_is_lowered(layer):
-    torch.manual_seed(0)
-    _agree(nn.Sequential(layer()), (3,))
 
 
 class Stronger(ConvexPotential):
@@ -231,28 +171,16 @@ class TwiceWeight(DenseWeight):
 @pytest.mark.parametrize(
     "step", [lipflow.ExplicitEuler(), lipflow.ExplicitEuler(0.5), lipflow.ImplicitEuler()], ids=str
 )
-def test_a_gradient_that_is_not_that_of_its_parts_is_found_out(step: Step):
+def test_a_gradient_that_is_not_that_of_its_parts_is_refused(step):
     torch.manual_seed(0)
-    model = nn.Sequential(Flow(Stronger(DenseWeight(3, 4)), step))
-    for call in (lipflow.freeze, lipflow.lipschitz_bound):
-        with pytest.raises(LoweringError, match=r"^0 \(\w+\) computes something else than it was lowered to"):
-            call(model, in_shape=(3,))
+    _refused(nn.Sequential(Flow(Stronger(DenseWeight(3, 4)), step)), (3,), SOMETHING_ELSE)
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [
-        lambda: Flow(ConvexPotential(TwiceWeight(3, 4)), lipflow.ExplicitEuler()),
-        lambda: Flow(ConvexPotential(TwiceWeight(3, 4)), lipflow.ImplicitEuler()),
-        lambda: Flow(Skew(TwiceWeight(3, 3)), lipflow.Exponential()),
-    ],
-)
-def test_operators_of_no_known_kind_are_refused(layer):
-    model = nn.Sequential(layer())
-    with pytest.raises(LoweringError, match=r"^0: freeze knows the operators .*, and not Twice"):
-        lipflow.freeze(model, in_shape=(3,))
-    with pytest.raises(LoweringError, match=r"norm_bound takes a .*, not Twice"):
-        lipflow.lipschitz_bound(model, in_shape=(3,))
+@pytest.mark.parametrize("step", [lipflow.ExplicitEuler(), lipflow.ImplicitEuler(), lipflow.Exponential()], ids=str)
+def test_operators_of_no_known_kind_are_refused(step):
+    field = Skew(TwiceWeight(3, 3)) if isinstance(step, lipflow.Exponential) else ConvexPotential(TwiceWeight(3, 4))
+    words = r"^0: freeze knows the operators .*, and not Twice|norm_bound takes a .*, not Twice"
+    _refused(nn.Sequential(Flow(field, step)), (3,), words)
 
 
 # Refusals: the place, the reason, and what to do
@@ -262,35 +190,29 @@ REFUSALS = {
     "layer norm": (nn.LayerNorm(4), r"^F\.layer_norm \(in 1\.1\): it divides by .*; use BatchNorm, or leave it out"),
     "gelu": (nn.GELU(), r"^F\.gelu \(in 1\.1\): .*lipflow\.blocks\.MaxMin"),
     "silu": (nn.SiLU(), r"^F\.silu \(in 1\.1\): .*torch\.relu"),
-    "softmax": (
-        nn.Softmax(1),
-        r"^F\.softmax \(in 1\.1\): leave it out, as labels, losses and certificates are of scores",
-    ),
-    "a matrix that does not fit": (
-        nn.Linear(60, 3),
-        r"^F\.linear \(in 1\.1\): affine \(60 → 3\) does not take an input of shape \(4,\)$",
-    ),
+    "softmax": (nn.Softmax(1), r"^F\.softmax \(in 1\.1\): leave it out, as .* are of scores"),
+    "a matrix that does not fit": (nn.Linear(60, 3), r"^F\.linear \(in 1\.1\): affine .* shape \(4,\)$"),
     "all images as one vector": (nn.Flatten(0), r"flatten \(in 1\.1\): it mixes the images of a batch"),
-    "images from vectors": (
-        nn.Conv2d(1, 1, 1),
-        r"^F\.conv2d \(in 1\.1\): it takes images \(batch, channels, height, width\)",
-    ),
+    "images from vectors": (nn.Conv2d(1, 1, 1), r"^F\.conv2d \(in 1\.1\): it takes images \(batch, channels, height"),
+    "max_pool, ceil_mode": (nn.MaxPool2d(2, ceil_mode=True), "without ceil_mode"),
+    "max_pool, indices": (nn.MaxPool2d(2, return_indices=True), "without ceil_mode and return_indices"),
+    "avg_pool, ceil_mode": (nn.AvgPool2d(2, ceil_mode=True), "without ceil_mode"),
+    "avg_pool, no padding": (nn.AvgPool2d(3, padding=1, count_include_pad=False), "only if its padding is counted"),
+    "overlapping windows": (nn.AdaptiveAvgPool2d(2), "windows of .* overlap; take sizes that divide"),
+    "a large kernel": (nn.Conv2d(2, 2, 9), "a kernel that spans 9 rows does not fit an input of 5"),
+    "a large window": (blocks.MaxPool(9), "pooling 9×9 takes images at least as large"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_a_refusal_names_its_place_and_says_what_to_do(name):
     module, words = REFUSALS[name]
-    chain = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Flatten(), module))
-    for call in (lipflow.freeze, lipflow.lipschitz_bound):
-        with pytest.raises(LoweringError, match=words):
-            call(chain, in_shape=(1, 2, 2))
-
-
-def test_advice_names_things_that_exist():
-    assert isinstance(lipflow.blocks.MaxMin(), nn.Module)
-    assert callable(torch.relu)
-    assert isinstance(lipflow.Assume(nn.GELU(), bound=1.2), nn.Module)
+    of_vectors = "1\\.1" in words
+    _refused(
+        nn.Sequential(nn.ReLU(), nn.Sequential(nn.Flatten() if of_vectors else nn.Identity(), module)),
+        (1, 2, 2) if of_vectors else (2, 5, 5),
+        words,
+    )
 
 
 class Product(nn.Module):
@@ -299,35 +221,14 @@ class Product(nn.Module):
 
 
 def test_a_refusal_of_a_users_line_names_the_line():
-    with pytest.raises(
-        LoweringError, match=r"mul \(in 1; test_refusals\.py, line \d+\): a product of two values"
-    ) as refused:
-        lipflow.freeze(nn.Sequential(nn.ReLU(), Product()), in_shape=(4,))
-    line = int(str(refused.value).split("line ")[1].split(")")[0])
+    words = r"mul \(in 1; test_refusals\.py, line (\d+)\): a product of two values"
+    found = re.search(words, _refused(nn.Sequential(nn.ReLU(), Product()), (4,), words))
+    assert found is not None
     with open(__file__, encoding="utf-8") as source:
-        assert source.readlines()[line - 1].strip() == "return x * x"
+        assert source.readlines()[int(found[1]) - 1].strip() == "return x * x"
 
 
-def test_assume_is_refused_by_freeze_and_by_name():
+def test_freeze_refuses_declared_bounds():
     assumed = nn.Sequential(nn.Linear(4, 4), lipflow.Assume(nn.GELU(), 1.2))
     with pytest.raises(LoweringError, match=r"^1: Assume\(GELU\) has a declared bound, which lipschitz_bound takes"):
         lipflow.freeze(assumed, in_shape=(4,))
-
-
-@pytest.mark.parametrize(
-    ("module", "words"),
-    [
-        (nn.MaxPool2d(2, ceil_mode=True), "without ceil_mode"),
-        (nn.MaxPool2d(2, return_indices=True), "without ceil_mode and return_indices"),
-        (nn.AvgPool2d(2, ceil_mode=True), "without ceil_mode"),
-        (nn.AvgPool2d(3, padding=1, count_include_pad=False), "only if its padding is counted"),
-        (nn.AdaptiveAvgPool2d(2), "windows of .* overlap; take sizes that divide"),
-        (nn.Conv2d(2, 2, 9), "a kernel that spans 9 rows does not fit an input of 5"),
-        (blocks.MaxPool(9), "pooling 9×9 takes images at least as large"),
-    ],
-    ids=str,
-)
-def test_what_would_be_another_function_is_refused(module, words):
-    for call in (lipflow.freeze, lipflow.lipschitz_bound):
-        with pytest.raises(ValueError, match=words):
-            call(nn.Sequential(module), in_shape=(2, 5, 5))

@@ -12,10 +12,6 @@ from lipflow.operators.norm import power_iteration, start_vector, top_singular_v
 from tests.operators.geometry import draw_geometry, matrix_of
 
 
-def gaussian(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_the_estimate_is_never_above_the_norm(seed):
     geometry = draw_geometry(random.Random(seed).randint)
@@ -29,18 +25,33 @@ def test_the_estimate_is_never_above_the_norm(seed):
     assert estimates == sorted(estimates) or max(estimates) == pytest.approx(min(estimates), rel=1e-12)
 
 
-def test_the_estimate_converges_to_the_norm():
+def gaussian(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_the_estimate_converges_to_the_norm_from_any_start():
     conv = Conv2d(gaussian(3, 2, 3, 3), (5, 4), padding="same", padding_mode="circular", stride=2)
     for op in (Dense(gaussian(6, 9)), conv):
         norm = float(torch.linalg.matrix_norm(matrix_of(op), 2))
         assert float(norm_estimate(op, iterations=2000)) == pytest.approx(norm, rel=1e-12)
+        u = power_iteration(op, start_vector(op.in_shape, op.weight), 2000)
+        assert float(norm_estimate(op, u, iterations=0)) == pytest.approx(norm, rel=1e-12)
+        assert float(u.norm()) == pytest.approx(1.0, rel=1e-14)
 
 
-def test_the_start_may_be_warm():
-    op = Dense(gaussian(6, 9))
-    u = power_iteration(op, start_vector(op.in_shape, op.weight), 500)
-    assert float(norm_estimate(op, u, iterations=0)) == pytest.approx(float(norm_estimate(op, iterations=500)))
-    assert float(u.norm()) == pytest.approx(1.0, rel=1e-14)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_where_the_operator_vanishes_the_estimate_is_zero_and_has_no_nan_gradient(dtype):
+    dense, conv = torch.zeros(3, 4, dtype=dtype), torch.zeros(2, 3, 3, 3, dtype=dtype)
+    one, u = torch.diag(torch.tensor([1.0, 0.0], dtype=dtype)), torch.tensor([0.0, 1.0], dtype=dtype)
+    for weight, make, start in ((dense, Dense, None), (conv, lambda k: Conv2d(k, (4, 4)), None), (one, Dense, u)):
+        estimate = norm_estimate(make(weight.requires_grad_()), start)
+        estimate.backward()
+        assert float(estimate.detach()) == 0.0
+        assert weight.grad is not None
+        assert bool(torch.isfinite(weight.grad).all())
+    assert torch.equal(power_iteration(Dense(one.detach()), u, 3), u)
+    assert float(start_vector((3, 4, 5), dense).double().norm()) == pytest.approx(1.0, rel=1e-6)
+    assert start_vector((3, 4, 5), dense).dtype == dtype
 
 
 def test_the_estimate_is_deterministic_and_leaves_the_generator_alone():
@@ -51,14 +62,6 @@ def test_the_estimate_is_deterministic_and_leaves_the_generator_alone():
     assert torch.equal(norm_estimate(op), first)
     torch.manual_seed(1)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_the_gradient_is_the_outer_product_of_the_singular_vectors():
-    weight = gaussian(5, 7).requires_grad_()
-    norm_estimate(Dense(weight), iterations=3000).backward()
-    svd = torch.linalg.svd(weight.detach())
-    assert weight.grad is not None
-    torch.testing.assert_close(weight.grad, torch.outer(svd.U[:, 0], svd.Vh[0]), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -76,24 +79,6 @@ def test_few_iterations_have_the_exact_gradient_of_what_they_compute():
     weight = gaussian(4, 3).requires_grad_()
     u = power_iteration(Dense(weight), start_vector((3,), weight), 2)
     assert torch.autograd.gradcheck(lambda w: norm_estimate(Dense(w), u, iterations=0), weight)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_zero_operator_has_the_estimate_zero_and_no_nan_gradient(dtype):
-    dense, conv = torch.zeros(3, 4, dtype=dtype), torch.zeros(2, 3, 3, 3, dtype=dtype)
-    for weight, op in ((dense, Dense(dense.requires_grad_())), (conv, Conv2d(conv.requires_grad_(), (4, 4)))):
-        estimate = norm_estimate(op)
-        estimate.backward()
-        assert float(estimate.detach()) == 0.0
-        assert weight.grad is not None
-        assert bool(torch.isfinite(weight.grad).all())
-
-
-def test_a_start_in_the_kernel_of_the_operator_stays_finite():
-    weight = torch.diag(torch.tensor([1.0, 0.0], dtype=torch.float64))
-    u = torch.tensor([0.0, 1.0], dtype=torch.float64)
-    assert float(norm_estimate(Dense(weight), u)) == 0.0
-    assert torch.equal(power_iteration(Dense(weight), u, 3), u)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def trained_like(out: int, grouped: int) -> Tensor:
     return kernel
 
 
-@pytest.mark.parametrize(("seed", "out"), [*((s, 5) for s in range(10)), ("trained", 5), (2, 45), (11, 45)])
+@pytest.mark.parametrize(("seed", "out"), [*((s, 5) for s in range(4)), ("trained", 5), (11, 45)])
 def test_the_bound_is_tight_at_32_by_32(seed, out):
     shape = (out, 45, 3, 3)
     kernel = trained_like(*shape[:2]) if seed == "trained" else gaussian(shape, torch.Generator().manual_seed(seed))
@@ -63,17 +63,12 @@ def test_the_bound_of_a_small_convolution_is_exact(seed):
     assert value - error <= norm_bound(geometry.conv(kernel)) <= value * (1 + 1e-6) + 1e-50
 
 
-def test_the_bound_of_a_matrix_is_within_1e_8():
-    weight = gaussian((300, 400), torch.Generator().manual_seed(0))
-    value, error = svd_norm(weight)
-    assert value - error <= norm_bound(Dense(weight)) <= value * (1 + 1e-8)
-
-
 def orthogonal(size: int) -> Tensor:
     return torch.linalg.qr(gaussian((size, size), torch.Generator().manual_seed(size))).Q
 
 
-CLUSTERED: dict[str, Callable[[int], Tensor]] = {
+MATRICES: dict[str, Callable[[int], Tensor]] = {
+    "random": lambda n: torch.randn(n, n + n // 3, dtype=torch.float64),
     "identity": lambda n: torch.eye(n, dtype=torch.float64),
     "orthogonal": orthogonal,
     "near the identity": lambda n: torch.eye(n, dtype=torch.float64) - 1e-9 * torch.rand(n, n, dtype=torch.float64),
@@ -85,10 +80,10 @@ CLUSTERED: dict[str, Callable[[int], Tensor]] = {
 
 
 @pytest.mark.parametrize("size", [2, 10, 20, 45, 100, 300])
-@pytest.mark.parametrize("family", CLUSTERED)
-def test_the_bound_is_tight_where_singular_values_coincide(family, size):
+@pytest.mark.parametrize("family", MATRICES)
+def test_the_bound_of_a_matrix_is_tight_where_singular_values_coincide_too(family, size):
     torch.manual_seed(0)
-    weight = CLUSTERED[family](size)
+    weight = MATRICES[family](size)
     value, error = svd_norm(weight)
     assert value - error <= norm_bound(Dense(weight)) <= value * (1 + 1e-8)
 

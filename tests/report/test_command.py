@@ -100,12 +100,3 @@ def test_an_attack_on_another_certificate_is_left_out(run, tmp_path, capsys):
     page = (tmp_path / "r.html").read_text()
     assert "attack.json is of another certificate, and left out" in page
     assert "Nothing was compared</b>: tiny (its attack is of another certificate)" in page
-
-
-def test_no_runs(capsys):
-    try:
-        code = cli.main(["report"])
-    except SystemExit as error:  # tyro's own
-        code = error.code
-    assert code == 2
-    assert "run" in capsys.readouterr().err

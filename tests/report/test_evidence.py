@@ -14,29 +14,29 @@ from lipflow.report.evidence import read, read_all
 from tests.report.conftest import change_claims, change_examples, change_json, change_rows, rows
 
 
-def test_all_of_a_run_is_read(original):
-    run = read(original, "tiny")
-    assert run.ended
-    assert not run.missing
-    assert len(run.epochs) == 8
-    assert run.losses[-1][0] == run.record.steps
-    assert run.certificate is not None
-    assert run.outcome is not None
-    assert run.outcome.examples is not None
-    assert len(run.certificate.right) == 60
-    assert len(run.outcome) == 40
-    assert list(run.outcome.standing) == ["0.1", "0.25", "0.5"]
-    assert len(run.outcome.examples.index) == 6
-    assert len(run.certificate.ledger) == len(json.loads((original / "certificate.json").read_text())["primitives"])
-
-
-def test_certified_is_decided_exactly(original):
-    held = read(original, "tiny").certificate
+def test_read_reads_all_of_a_run(original, run):
+    found = read(original, "tiny")
+    held, outcome = found.certificate, found.outcome
     assert held is not None
+    assert outcome is not None
+    assert outcome.examples is not None
+    assert found.ended
+    assert not found.missing
+    assert len(found.epochs) == 8
+    assert found.losses[-1][0] == found.record.steps
+    assert (len(held.right), len(outcome), len(outcome.examples.index), found.part) == (60, 40, 6, 40)
+    assert list(outcome.standing) == ["0.1", "0.25", "0.5"]
+    assert len(held.ledger) == len(json.loads((original / "certificate.json").read_text())["primitives"])
     i = int(np.flatnonzero(held.right & (held.radius > 0))[0])
-    radius = Fraction(held.radius[i])
-    assert not held.certified(radius)[i]
-    assert held.certified(radius - Fraction(1, 10**30))[i]
+    assert not held.certified(Fraction(held.radius[i]))[i]
+    assert held.certified(Fraction(held.radius[i]) - Fraction(1, 10**30))[i]
+    first = held.first(40)  # the images that were attacked
+    assert len(first.right) == len(first.images) == len(first.logits) == 40
+    assert np.array_equal(first.radius, held.radius[:40])
+    assert replace(found, certificate=first).part == 0
+    with (run / "log.jsonl").open("a") as file:
+        file.write('{"kind": "ste')  # a log that is being written
+    assert read(run, "tiny").losses == found.losses
 
 
 @pytest.mark.parametrize(
@@ -56,38 +56,18 @@ def test_what_is_missing_is_said(run, gone, missing):
     assert all(said in text for said, text in zip(missing, found, strict=True))
 
 
-def test_a_log_that_is_being_written(run):
-    whole = read(run, "tiny").losses
-    with (run / "log.jsonl").open("a") as file:
-        file.write('{"kind": "ste')
-    assert read(run, "tiny").losses == whole
-
-
-def test_an_attack_without_a_digest_is_held_against_the_labels(run):
+def test_an_attack_on_another_certificate_counts_as_none(run):
     said = json.loads((run / "attack.json").read_text())
-    del said["certificate"]
+    change_json(run / "attack.json", certificate="of another one", steps="not looked at")
+    found = read(run, "tiny")
+    assert (found.outcome, found.stale, found.part) == (None, True, 0)
+    assert found.missing == [f"attack.json is of another certificate, and left out: lipflow attack {run}"]
+    del said["certificate"]  # without a digest it is held against the labels
     (run / "attack.json").write_text(json.dumps(said))
     assert read(run, "tiny").outcome is not None
     said["clean"][0] = not said["clean"][0]
     (run / "attack.json").write_text(json.dumps(said))
     assert read(run, "tiny").stale
-
-
-def test_an_attack_on_another_certificate_counts_as_none(run):
-    change_json(run / "attack.json", certificate="of another one", steps="not looked at")
-    found = read(run, "tiny")
-    assert (found.outcome, found.stale, found.part) == (None, True, 0)
-    assert found.missing == [f"attack.json is of another certificate, and left out: lipflow attack {run}"]
-
-
-def test_the_images_that_were_attacked(original):
-    run = read(original, "tiny")
-    assert run.certificate is not None
-    assert run.part == 40
-    first = run.certificate.first(40)
-    assert len(first.right) == len(first.images) == len(first.logits) == 40
-    assert np.array_equal(first.radius, run.certificate.radius[:40])
-    assert replace(run, certificate=first).part == 0
 
 
 def _write(name, text):

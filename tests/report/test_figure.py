@@ -10,30 +10,26 @@ from lipflow.report.evidence import read
 from lipflow.report.table import summarise
 
 
-def test_without_matplotlib(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ValueError, match="pip install matplotlib"):
-        figure.require_matplotlib()
-
-
-def test_figures(run, tmp_path):
+def test_save(run, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     figure.require_matplotlib()
     whole = read(run, "_a$b$")
     (run / "certificate.json").unlink()
     runs = [whole, read(run, "only trained")]
     files = figure.save(runs, summarise(runs), tmp_path / "new" / "folder")
-    assert sorted(f.name for f in files) == [
-        f"{name}.{kind}" for name in ("accuracy", "radii", "training") for kind in ("pdf", "png")
-    ]
+    names = ("accuracy", "radii", "training")
+    assert sorted(f.name for f in files) == [f"{name}.{kind}" for name in names for kind in ("pdf", "png")]
     for file in files:
         assert file.read_bytes().startswith({".png": b"\x89PNG", ".pdf": b"%PDF"}[file.suffix])
     (run / "log.jsonl").unlink()
     bare = [read(run, "nothing")]
     assert figure.save(bare, summarise(bare), tmp_path) == []
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ValueError, match="pip install matplotlib"):
+        figure.require_matplotlib()
 
 
-def test_labels_say_what_is_drawn(run):
+def test_accuracy_is_exact_and_its_labels_say_what_is_drawn(run):
     """An attack on some images says on which; the paper is drawn once, in grey."""
     pytest.importorskip("matplotlib")
     said = json.loads((run / "run.json").read_text())
@@ -44,23 +40,11 @@ def test_labels_say_what_is_drawn(run):
     assert drawn is not None
     lines = {line.get_label(): line for line in drawn.axes[0].lines}
     paper = "the paper's CPL-S on cifar10, certified"
-    assert list(lines) == [
-        "one, certified",
-        "one, under attack, first 40 images",
-        "two, certified",
-        "two, under attack, first 40 images",
-        paper,
-    ]
+    kinds = ("certified", "under attack, first 40 images")
+    assert list(lines) == [*(f"{name}, {kind}" for name in ("one", "two") for kind in kinds), paper]
     assert lines[paper].get_color() == figure.GREY not in figure.COLOURS
-
-
-def test_the_certified_curve_is_exact(original):
-    pytest.importorskip("matplotlib")
-    run = read(original, "tiny")
-    held = run.certificate
+    held = runs[0].certificate
     assert held is not None
-    drawn = figure.accuracy([run], summarise([run]))
-    assert drawn is not None
-    x, y = drawn.axes[0].lines[0].get_data()
+    x, y = lines["one, certified"].get_data()
     for eps in (0.05, 0.1, 0.3):
         assert y[x <= eps][-1] == pytest.approx(100 * (held.right & (held.radius > eps)).mean())

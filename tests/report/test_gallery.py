@@ -35,23 +35,6 @@ def test_a_difference_is_around_grey():
     assert difference(before, before)[1] == 1
 
 
-def test_cards(run):
-    text = gallery(read(run, "tiny"))
-    assert text.count('class="card"') == 6
-    assert text.count("the nearest adversarial image found") == 6
-    assert "still" in text
-    assert "turned into" not in text
-
-
-def test_the_classes_of_a_run_have_their_own_names(run):
-    """Those of a folder of images are in no package: a run keeps them."""
-    found = read(run, "tiny")
-    names = tuple(f"<{letter}>" for letter in "abcdefghij")
-    text = gallery(replace(found, record=replace(found.record, class_names=names)))
-    assert ": <b>&lt;" in text
-    assert found.record.class_names == tuple("0123456789")
-
-
 def test_a_radius_is_not_shown_larger_than_it_is(run):
     change_rows(run, radius=np.full(60, 0.29996))
     change_examples(run, nearest_distance=np.full(6, 0.29998), inside_distance=np.full(6, 0.29995))
@@ -61,21 +44,29 @@ def test_a_radius_is_not_shown_larger_than_it_is(run):
     assert text.count("at 0.300") >= 6
 
 
+def test_cards(run):
+    found = read(run, "tiny")
+    text = gallery(found)
+    assert text.count('class="card"') == text.count("the nearest adversarial image found") == 6
+    assert "still" in text
+    assert "turned into" not in text
+    # The classes of a folder of images are in no package: a run keeps their names.
+    names = tuple(f"<{letter}>" for letter in "abcdefghij")
+    assert ": <b>&lt;" in gallery(replace(found, record=replace(found.record, class_names=names)))
+    with np.load(run / "attack.npz") as columns:
+        index = columns["index"]
+    change_examples(run, inside_label=(rows(run)["label"][index] + 1) % 10)
+    text = gallery(read(run, "tiny"))
+    assert "turned into" in text
+    assert 'class="panel bad"' in text  # a contradiction
+
+
 def test_cards_of_other_cases(run):
     change_examples(run, found=np.zeros(6, dtype=bool))
     assert gallery(read(run, "tiny")).count("no image with another label was found") == 6
     change_rows(run, radius=rows(run)["radius"] * 0)
     assert gallery(read(run, "tiny")).count("R = 0: no ball is certified") == 6
     (run / "attack.json").unlink()
-    text = gallery(read(run, "tiny"))
-    assert text.count('class="card"') == 12
+    assert gallery(read(run, "tiny")).count('class="card"') == 12
     (run / "certificate.json").unlink()
     assert gallery(read(run, "tiny")) == ""
-
-
-def test_a_contradiction_shows_on_its_card(run):
-    with np.load(run / "attack.npz") as columns:
-        index = columns["index"]
-    change_examples(run, inside_label=(rows(run)["label"][index] + 1) % 10)
-    assert "turned into" in gallery(read(run, "tiny"))
-    assert 'class="panel bad"' in gallery(read(run, "tiny"))

@@ -19,19 +19,13 @@ COUNT, LARGE = 12, 2.0
 Attack = Callable[[nn.Module, Tensor, Tensor, float], Tensor]  # network, images, labels, ε to images
 
 
-def foolbox_pgd(network: nn.Module, x: Tensor, labels: Tensor, eps: float) -> Tensor:
-    foolbox = client("foolbox")
-    attack = foolbox.attacks.L2ProjectedGradientDescentAttack(steps=20)
-    _, clipped, _ = attack(foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu"), x, labels, epsilons=eps)
-    return clipped
+def _foolbox(name: str) -> Attack:
+    def attack(network: nn.Module, x: Tensor, labels: Tensor, eps: float) -> Tensor:
+        foolbox = client("foolbox")
+        run = getattr(foolbox.attacks, name)(steps=20)
+        return run(foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu"), x, labels, epsilons=eps)[1]
 
-
-def foolbox_deepfool(network: nn.Module, x: Tensor, labels: Tensor, eps: float) -> Tensor:
-    """It looks for the nearest image with another label, and knows of ε only in the end."""
-    foolbox = client("foolbox")
-    attack = foolbox.attacks.L2DeepFoolAttack(steps=20)
-    _, clipped, _ = attack(foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu"), x, labels, epsilons=eps)
-    return clipped
+    return attack
 
 
 def torchattacks_pgd(network: nn.Module, x: Tensor, labels: Tensor, eps: float) -> Tensor:
@@ -56,8 +50,11 @@ def autoattack(network: nn.Module, x: Tensor, labels: Tensor, eps: float) -> Ten
 
 
 ATTACKS: dict[str, Attack] = {
-    attack.__name__: attack
-    for attack in (foolbox_pgd, foolbox_deepfool, torchattacks_pgd, torchattacks_apgd, autoattack)
+    "foolbox_pgd": _foolbox("L2ProjectedGradientDescentAttack"),
+    "foolbox_deepfool": _foolbox("L2DeepFoolAttack"),  # looks for the nearest image, and knows of ε only in the end
+    "torchattacks_pgd": torchattacks_pgd,
+    "torchattacks_apgd": torchattacks_apgd,
+    "autoattack": autoattack,
 }
 
 # How each network is handed over. AutoAttack computes in float32, and takes no scores of another dtype.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import lipflow
 from lipflow import blocks
-from lipflow.operators import Conv2d, Dense, LinearOperator, norm_bound, norm_estimate
+from lipflow.operators import Conv2d, Dense, norm_estimate
 from lipflow.operators.norm import start_vector
 from lipflow.primitives import Descent, Gather
 from lipflow.primitives.descent import step_size
@@ -140,7 +140,7 @@ def _directions(frozen: lipflow.Frozen, steps: list[fmpq]) -> list[Tensor]:
     return [torch.from_numpy(top.copy()) for top in tops] + [torch.randn(total.shape[0], dtype=torch.float64)]
 
 
-@pytest.mark.parametrize("depth", [20, 100])
+@pytest.mark.parametrize("depth", [20, 60])
 @pytest.mark.parametrize("name", STACKS)
 def test_frozen_stacks_never_expand(name, depth):
     frozen, _ = _steps(name, depth)
@@ -163,7 +163,7 @@ def test_power_iteration_would_expand(name, factor):
 @pytest.mark.parametrize("name", STACKS)
 def test_the_regime_is_linear(name):
     """Every unit is on over the whole box, so that the Jacobian above is that of the network."""
-    frozen, _ = _steps(name, 100)
+    frozen, _ = _steps(name, 60)
     x = torch.rand(10, *frozen.in_shape, dtype=torch.float64).round(decimals=0)
     for p in primitives(frozen, "descent"):
         y = p.op(x)
@@ -201,75 +201,7 @@ def _semidefinite(op, h: fmpq) -> bool:
     return True
 
 
-# The bound itself, on operators made to fool each shortcut that would be unsound
-
-
-def _norm(op: LinearOperator) -> float:
-    """The norm by a dense SVD."""
-    basis = torch.eye(math.prod(op.in_shape), dtype=torch.float64).reshape(-1, *op.in_shape)
-    return float(torch.linalg.matrix_norm(op(basis).flatten(1), 2))
-
-
-def _random(shape: tuple[int, ...], seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-GROUPS = torch.zeros(4, 1, 3, 3, dtype=torch.float64)
-GROUPS[:, 0, 1, 1] = torch.tensor([0.5, 0.25, 0.5, 0.125], dtype=torch.float64)
-
-TRAPS: dict[str, LinearOperator] = {
-    "second difference": Conv2d(_edges_conv(0), (3, 3)),
-    "second difference, one axis": Conv2d(_edges_conv(0)[:, :, 1:2], (1, 5), padding=(0, 1)),
-    "first difference": Conv2d(torch.tensor([[[[1.0, -1.0]]]], dtype=torch.float64), (1, 3), padding=(0, 1)),
-    "leading padding": Conv2d(_random((2, 2, 3, 3)), (2, 2), padding=((2, 0), (2, 0))),
-    "wide leading padding": Conv2d(_random((1, 1, 4, 1), 3), (2, 1), padding=((3, 0), (0, 0))),
-    "trailing padding": Conv2d(_random((2, 2, 3, 3), 1), (2, 2), padding=((0, 2), (0, 2))),
-    "groups below 1": Conv2d(GROUPS, (3, 3), groups=4),
-    "strided": Conv2d(_random((3, 2, 3, 3), 2), (5, 4), stride=2),
-    "dilated": Conv2d(_random((1, 1, 3, 3), 4), (3, 3), padding=2, dilation=2),
-    "circular, even": Conv2d(torch.ones(1, 1, 1, 2, dtype=torch.float64), (1, 4), (0, 1), "circular"),
-    "orthogonal": Dense(torch.eye(5, dtype=torch.float64)),
-    "hidden": Dense(_hidden_dense(0)),
-    "small": Dense(_hidden_dense(0) * 1e-170),
-    "large": Dense(_hidden_dense(0) * 1e170),
-}
-
-
-@pytest.mark.parametrize("name", TRAPS)
-def test_a_bound_is_never_below_the_norm(name):
-    op = TRAPS[name]
-    scale = float(op.weight.abs().max())
-    scaled = op.with_kernel(op.kernel / scale) if isinstance(op, Conv2d) else Dense(op.weight / scale)
-    assert norm_bound(op) / scale >= _norm(scaled) * (1 - 1e-14)
-
-
-@pytest.mark.parametrize("size", [2, 8, 16, 32, 64, 100, 200])
-def test_a_bound_is_no_fantasy_where_all_singular_values_are_equal(size):
-    """Orthogonal matrices: the Krylov space is used up at once, and what is left is rounding."""
-    orthogonal = torch.linalg.qr(_random((size, size))).Q
-    assert norm_bound(Dense(torch.eye(size, dtype=torch.float64))) < 1 + 1e-9
-    assert norm_bound(Dense(orthogonal)) < 1 + 1e-9
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_random_geometries(seed):
-    """Any padding, stride, dilation and groups on small images, where a wrong torus shows."""
-    g, tried = np.random.default_rng(seed), 0
-    for _ in range(15):
-        groups, size = int(g.integers(1, 3)), tuple(int(v) for v in g.integers(1, 5, 2))
-        kernel = _random(
-            (groups * int(g.integers(1, 3)), 1, *(int(v) for v in g.integers(1, 5, 2))), int(g.integers(9**9))
-        )
-        padding = tuple((int(a), int(b)) for a, b in g.integers(0, 5, (2, 2)))
-        stride, dilation = (tuple(int(v) for v in g.integers(1, 4, 2)) for _ in range(2))
-        mode = ("zeros", "circular")[int(g.integers(2))]
-        try:
-            op = Conv2d(kernel, size, padding, mode, stride, dilation, groups)
-        except ValueError:
-            continue  # the kernel does not fit
-        tried += 1
-        assert norm_bound(op) >= _norm(op) * (1 - 1e-13), op
-    assert tried >= 3
+# Other constants, where they are attained; norms of operators are tested in tests/operators
 
 
 def test_a_relaxed_step_is_paid_for():
@@ -285,9 +217,11 @@ def test_a_relaxed_step_is_paid_for():
     assert frozen.lipschitz >= stretch * (1 - 1e-12)
 
 
-@pytest.mark.parametrize("norm", [1e-160, 0.1, 0.3, 1.0, 1.1, math.pi, 1e7, 1e150])
-def test_the_step_is_rounded_down(norm):
-    assert Fraction(step_size(norm)) * Fraction(norm) ** 2 <= 2
+@pytest.mark.parametrize("norm", [1e-200, 1e-160, 3e-5, 0.1, 0.3, 0.7, 1.0, 1.1, 2**0.5, math.pi, 1e7, 1e150])
+def test_the_step_is_rounded_down_and_no_further(norm):
+    h = step_size(norm)
+    assert Fraction(h) * Fraction(norm) ** 2 <= 2
+    assert not h or Fraction(math.nextafter(h, math.inf)) * Fraction(norm) ** 2 > 2
 
 
 def test_a_norm_follows_its_weights():

@@ -148,14 +148,10 @@ def test_no_violation(trained):
     assert outcome.certified > 100, "no point that was searched claims anything"
 
 
-def test_the_attack_breaks_float32_without_slack(trained):
-    outcome = attack(single_precision(trained), trained.x.float(), pairs=15, neighbours=16)
-    print(outcome)
-    assert outcome.violations >= 3
-
-
-def test_the_attack_breaks_float64_without_slack(trained):
-    outcome = attack(without_slack(trained), trained.x, pairs=15, neighbours=16)
+@pytest.mark.parametrize(("weakened", "dtype"), [("single_precision", torch.float32), ("without_slack", torch.float64)])
+def test_the_attack_breaks_what_has_no_slack(weakened, dtype, trained):
+    subject = dict(single_precision=single_precision, without_slack=without_slack)[weakened](trained)
+    outcome = attack(subject, trained.x.to(dtype), pairs=15, neighbours=16)
     print(outcome)
     assert outcome.violations >= 3
 

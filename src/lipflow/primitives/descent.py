@@ -100,7 +100,15 @@ class Descent(Convex):
 
     def certified(self, certify: Certify) -> Primitive:
         sigma, op = self.exact_sigma(), certify(self.op)
-        return Descent(op, float64(self.bias), sigma, step_size(op.norm) if self.follows else self.h)
+        if not self.follows:
+            return Descent(op, float64(self.bias), sigma, self.h)
+        h = step_size(op.norm)
+        if not h / 2 <= self.h <= 2 * h:
+            raise ValueError(
+                f"its step is {self.h:.4g}, where the certified norm of its weight gives 2/‖W‖² = {h:.4g}: is a hook or "
+                "an operator of yours between the weight and the layer?"
+            )
+        return Descent(op, float64(self.bias), sigma, h)
 
     @property
     def how(self) -> str:
