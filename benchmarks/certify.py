@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import lipflow
-from lipflow.machine import settle
+from lipflow.machine import keep_freed_memory
 
 MODELS = ("cpl-fast", "cpl-s", "cayley-kw3", "soc-10")
 
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=128, help="images a round")
     parser.add_argument("--rounds", type=int, default=2, help="how often each is timed")
     arguments = parser.parse_args()
-    settle()
+    keep_freed_memory()
     view = Table("model", "freezing", "certified", "live, float32", "live / certified")
     for name in arguments.only:
         freezing, certified, live = measure(name, arguments.images, arguments.rounds)

@@ -37,9 +37,9 @@ def step(depth: int, channels: int, batch: int, size: int, inner: int, checkpoin
     from torch.nn import functional as F
 
     import lipflow
-    from lipflow.machine import settle
+    from lipflow.machine import keep_freed_memory
 
-    settle()
+    keep_freed_memory()
     before = peak()
     network = lipflow.build(
         "cpl", 10, (3, size, size), depth=depth, channels=channels, inner=inner, depth_linear=1, features=512

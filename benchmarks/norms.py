@@ -24,7 +24,7 @@ from rich.table import Table
 from torch import Tensor
 
 import lipflow
-from lipflow import Conv2d, ConvWeight, Dense, DenseWeight, LinearOperator, norm_bound, norm_estimate
+from lipflow import ConvOperator, ConvWeight, DenseOperator, DenseWeight, LinearOperator, norm_bound, norm_estimate
 
 LIMITS = {"cpl-s": 30.0, "cpl-xl": 300.0}
 SVD_BYTES = 2**30  # a dense matrix beyond this is not decomposed here
@@ -73,11 +73,11 @@ def compare(console: Console) -> None:
     operators: dict[str, LinearOperator] = {}
     for out in (5, 45):
         kernel = torch.randn(out, 45, 3, 3, generator=generator, dtype=torch.float64)
-        operators[f"conv 45 → {out}"] = Conv2d(kernel, (32, 32))
+        operators[f"conv 45 → {out}"] = ConvOperator(kernel, (32, 32))
     blur = torch.outer(*2 * [torch.tensor([0.6, 1.0, 0.5], dtype=torch.float64)])
-    operators["smooth 45 → 5"] = Conv2d(kernel[:5] * blur + kernel[:5].mean((2, 3), True), (32, 32))
+    operators["smooth 45 → 5"] = ConvOperator(kernel[:5] * blur + kernel[:5].mean((2, 3), True), (32, 32))
     weight = torch.randn(2048, 2880, generator=generator, dtype=torch.float64)
-    operators["2880 → 2048"] = Dense(weight)
+    operators["2880 → 2048"] = DenseOperator(weight)
 
     table = Table(
         title="one norm: gap (relative, + is above) and time",
@@ -90,7 +90,7 @@ def compare(console: Console) -> None:
     for name, op in operators.items():
         power = timed(lambda op=op: float(norm_estimate(op, iterations=100)))
         bound = timed(lambda op=op: norm_bound(op))
-        if isinstance(op, Dense):
+        if isinstance(op, DenseOperator):
             svd = timed(lambda op=op: svd_norm(op.weight))
             norm, svd_cells = svd[0], gap_and_time(*svd, svd[0])
         else:
@@ -108,7 +108,7 @@ def draws(console: Console, count: int) -> None:
         above, below = [], []
         for seed in range(number):
             generator = torch.Generator().manual_seed(seed)
-            op = Conv2d(torch.randn(out, 45, 3, 3, generator=generator, dtype=torch.float64), (32, 32))
+            op = ConvOperator(torch.randn(out, 45, 3, 3, generator=generator, dtype=torch.float64), (32, 32))
             norm = norm_from_below(op)
             above.append(norm_bound(op) / norm - 1)
             below.append(float(norm_estimate(op, iterations=100)) / norm - 1)

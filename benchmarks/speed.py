@@ -77,25 +77,25 @@ def literal_evaluation(batch: int) -> float:
 
 def our_training(batch: int) -> float:
     import lipflow
-    from lipflow.machine import settle
+    from lipflow.machine import keep_freed_memory
 
-    settle()
+    keep_freed_memory()
     return training(lipflow.build(MODEL), batch, fused=True)
 
 
 def our_low_training(batch: int) -> float:
     import lipflow
-    from lipflow.machine import settle
+    from lipflow.machine import keep_freed_memory
 
-    settle()
+    keep_freed_memory()
     return training(lipflow.build(MODEL), batch, fused=True, low=True)
 
 
 def our_evaluation(batch: int) -> float:
     import lipflow
-    from lipflow.machine import settle
+    from lipflow.machine import keep_freed_memory
 
-    settle()
+    keep_freed_memory()
     return evaluation(lipflow.build(MODEL), batch)
 
 
@@ -103,9 +103,9 @@ def certifying(batch: int) -> float:
     import torch
 
     import lipflow
-    from lipflow.machine import settle
+    from lipflow.machine import keep_freed_memory
 
-    settle()
+    keep_freed_memory()
     frozen = lipflow.freeze(lipflow.build(MODEL))
     images = torch.rand(batch, 3, 32, 32)
     return seconds(lambda: lipflow.certify(frozen, images))
@@ -118,10 +118,10 @@ def roofline(batch: int) -> float:
     """
     import torch
 
-    from lipflow.machine import settle
+    from lipflow.machine import keep_freed_memory
     from lipflow.models.cpl import SIZES
 
-    settle()
+    keep_freed_memory()
     sizes, chunk = SIZES[MODEL], 8
     channels, taps, positions, features = sizes["channels"], 9 * sizes["inner"], 32 * 32, 64 * sizes["channels"]
     x, z, g = (torch.rand(batch, channels, positions) for _ in range(3))

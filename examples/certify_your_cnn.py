@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 import lipflow
 from lipflow import record
-from lipflow.blocks import Center, Flatten, LastLayerNormalization, PadChannels, SpaceToDepth
+from lipflow.blocks import Flatten, LastLayerNormalization, Normalize, PadChannels, SpaceToDepth
 from lipflow.check import check
 
 
@@ -41,7 +41,7 @@ def ordinary() -> nn.Sequential:
 def swapped() -> nn.Sequential:
     """The same, of layers that do not stretch; of the head, every pair of classes has a constant of its own."""
     return nn.Sequential(
-        Center(0.5),
+        Normalize(0.5),
         PadChannels(8),
         lipflow.cpl_conv(8, 16),
         SpaceToDepth(2),

@@ -32,14 +32,14 @@ from experiments.provenance import of_test, provenance
 from experiments.runner import answered, ensure, state
 from experiments.scale import GRID
 from lipflow.files import write_atomic
-from lipflow.machine import settle
+from lipflow.machine import keep_freed_memory
 from lipflow.report.figure import require_matplotlib
 from lipflow.report.published import EPSILONS
 from lipflow.train.recipe import flag, flat_names
 from lipflow.train.run import Run, differences
 
 if TYPE_CHECKING:
-    from lipflow.report.evidence import Certificate
+    from lipflow.report.run_results import Certificate
 
 RESULT, FOLDER, AUTO = Path("experiments/results/fast.json"), Path("runs/fast"), "autoattack.json"
 TRAIN, HELD_OUT, TEST = 50000, 5000, 10000  # images; what is held out is so unless a row says otherwise
@@ -113,7 +113,7 @@ def summary(held: "Certificate") -> dict[str, Any]:
 def measured(run: Run) -> dict[str, Any]:
     """What test images say of a finished run, certified unless they were, and what the log says of the way there."""
     from lipflow.data import steps_per_epoch
-    from lipflow.report.evidence import read
+    from lipflow.report.run_results import read
     from lipflow.report.table import accuracy
     from lipflow.train.recipe import radius
 
@@ -247,7 +247,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.list:
         print("\n".join(f"{state(run):<12} {name}" for name, run in runs.items()))
         return 0
-    settle()
+    keep_freed_memory()
     if options.gap:
         return answered("experiments.fast", lambda: gap(runs[options.gap]) or 0)
     if options.against:

@@ -28,7 +28,7 @@ from lipflow.files import write_atomic
 from lipflow.frozen import Frozen, freeze
 from lipflow.models import Network
 from lipflow.report.consistency import contradictions
-from lipflow.report.evidence import read
+from lipflow.report.run_results import read
 from lipflow.report.table import accuracy
 from lipflow.train.learner import make_network
 from lipflow.train.recipe import radius

@@ -60,11 +60,11 @@ _stop: Event | None = None  # of a worker: set once anybody was asked to stop, s
 def _begin(threads: int, stop: Event) -> None:
     import torch
 
-    from lipflow.machine import settle
+    from lipflow.machine import keep_freed_memory
 
     global _stop
     _stop = stop
-    settle()
+    keep_freed_memory()
     torch.set_num_threads(threads)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lipflow.report.evidence import Certificate
+    from lipflow.report.run_results import Certificate
 
 
 def provenance(command: str) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def of_test(folder: Path, images: int, certify: Callable[[], object]) -> "Certif
 
     One of validation images, of fewer images or of the best network may stand in its place.
     """
-    from lipflow.report.evidence import read
+    from lipflow.report.run_results import read
 
     held = read(folder, folder.name).certificate
     if held is None or (held.split, len(held.truth)) != ("test", images) or held.which == "best":

@@ -139,10 +139,10 @@ def run_all(chosen: Sequence[Experiment], scale: Scale, options: Options, comman
 
     One whose images are not here is passed over, and said. One that fails is shown, and does not stop the others.
     """
-    from lipflow.machine import settle
+    from lipflow.machine import keep_freed_memory
     from lipflow.train.signals import EndedEarly
 
-    settle()
+    keep_freed_memory()
     numbers = {experiment.name: number for number, experiment in enumerate(chosen, 1)}
     left = {experiment.name: experiment for experiment in chosen}
     failed = []

@@ -127,19 +127,19 @@ LAYERS: dict[str, Layer] = {
     "householder, dense": Layer(lambda: blocks.Householder(6), (6,)),
     "abs": Layer(blocks.Abs, (3, 2, 2)),
     "take channels": Layer(lambda: blocks.TakeChannels(2), (3, 3, 4)),
-    "shift": Layer(lambda: blocks.Shift(3), (3, 2, 2)),
+    "shift": Layer(lambda: blocks.Bias(3), (3, 2, 2)),
     "pad channels": Layer(lambda: blocks.PadChannels(5), (3, 3, 4)),
     "average pooling": Layer(lambda: blocks.AvgPool(2), (2, 5, 4)),
     "max pooling": Layer(lambda: blocks.MaxPool(2), (2, 5, 4)),
     "space to depth": Layer(lambda: blocks.SpaceToDepth(2), (2, 4, 6)),
     "flatten": Layer(blocks.Flatten, (2, 3, 4)),
     "mirrored": Layer(
-        lambda: blocks.FlipAverage(blocks.Center(0.3), lipflow.cpl_conv(2, 3), blocks.AvgPool(2), nn.Flatten()),
+        lambda: blocks.FlipAverage(blocks.Normalize(0.3), lipflow.cpl_conv(2, 3), blocks.AvgPool(2), nn.Flatten()),
         (2, 4, 3),
     ),
     "mirrored twice": Layer(lambda: blocks.FlipAverage(blocks.FlipAverage(lipflow.cpl_conv(1, 3))), (1, 2, 3)),
-    "center": Layer(lambda: blocks.Center([0.1, 0.2, 0.3]), (3, 3, 4)),
-    "center and scale": Layer(lambda: blocks.Center([0.1, 0.2], [0.5, 0.25]), (2, 3, 4)),
+    "center": Layer(lambda: blocks.Normalize([0.1, 0.2, 0.3]), (3, 3, 4)),
+    "center and scale": Layer(lambda: blocks.Normalize([0.1, 0.2], [0.5, 0.25]), (2, 3, 4)),
     "truncate": Layer(lambda: blocks.Truncate(4), (7,)),
     "last-layer normalization": Layer(lambda: blocks.LastLayerNormalization(7, 4), (7,)),
     "torch linear": Layer(lambda: nn.Linear(6, 4), (6,)),
@@ -148,7 +148,7 @@ LAYERS: dict[str, Layer] = {
     "torch average pooling, overlapping": Layer(lambda: nn.AvgPool2d(3, stride=2, padding=1), (2, 5, 6)),
     "a chain": Layer(
         lambda: nn.Sequential(
-            blocks.Center(0.5), lipflow.cpl_conv(2, 3), blocks.AvgPool(2), nn.Flatten(), nn.Linear(8, 3)
+            blocks.Normalize(0.5), lipflow.cpl_conv(2, 3), blocks.AvgPool(2), nn.Flatten(), nn.Linear(8, 3)
         ),
         (2, 4, 4),
     ),

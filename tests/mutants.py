@@ -51,7 +51,7 @@ MUTANTS = [
             Edit(
                 NORM,
                 "bound = up((scaled + underflow) * Fraction(scale) + (underflow if subnormal else 0))",
-                "bound = float(norm_estimate(op.with_kernel(weight) if isinstance(op, Conv2d) else Dense(weight)))",
+                "bound = float(norm_estimate(op.with_weight(weight)))",
             )
         ],
         [f"{SOUNDNESS}/test_norm_attack.py"],
@@ -616,8 +616,8 @@ MUTANTS = [
         [
             Edit(
                 REWRITE,
-                "builder.vertex(Affine(Dense(after @ before), bias)",
-                "builder.vertex(Affine(Dense((before.T @ after.T).T * 0.5), bias)",
+                "builder.vertex(Affine(DenseOperator(after @ before), bias)",
+                "builder.vertex(Affine(DenseOperator((before.T @ after.T).T * 0.5), bias)",
             )
         ],
         [f"{GRAPH}/test_rewrite.py", "-k", "join"],

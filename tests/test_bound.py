@@ -315,7 +315,7 @@ class Uncopied(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "last", [lipflow.blocks.Shift(3), lipflow.cpl_dense(3, 2), nn.GELU()], ids=["shift", "flow", "refused"]
+    "last", [lipflow.blocks.Bias(3), lipflow.cpl_dense(3, 2), nn.GELU()], ids=["shift", "flow", "refused"]
 )
 def test_a_module_that_cannot_be_copied_is_left_as_it_was(last):
     module = Uncopied(last).train()

@@ -33,7 +33,7 @@ NETWORKS = {  # and the shapes of their inputs
     "nothing": (nn.Identity, (10,)),
     "a user's": (
         lambda: nn.Sequential(
-            blocks.Center(0.5, 0.25),
+            blocks.Normalize(0.5, 0.25),
             nn.Conv2d(1, 4, 3, padding=1),
             blocks.MaxMin(),
             nn.MaxPool2d(3, stride=2, padding=1),

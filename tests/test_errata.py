@@ -19,11 +19,11 @@ from lipflow.flows import (
     Flow,
     ImplicitEuler,
     Midpoint,
-    Monotone,
+    Nonlinearity,
     Potential,
     Skew,
 )
-from lipflow.operators import Conv2d, Dense, norm_bound, norm_estimate
+from lipflow.operators import ConvOperator, DenseOperator, norm_bound, norm_estimate
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +126,7 @@ def test_a_contraction_is_a_product_of_at_most_d_plus_1_symmetric_contractions_a
 def convex_potential_step(s: Tensor) -> Flow:
     """S = I - 2T as the layer x - 2∇f(x), with f(x) = ½xᵀTx, T = (I - S)/2 and 0 ⪯ T ⪯ I."""
     values, vectors = torch.linalg.eigh((identity(len(s)) - s) / 2)
-    linear = Monotone(lambda y: y, 1.0, 1.0)
+    linear = Nonlinearity(lambda y: y, 1.0, 1.0)
     flow = Flow(ConvexPotential(DenseWeight(len(s), len(s)), linear, bias=False), ExplicitEuler(2.0)).double()
     with torch.no_grad():
         flow.field.weight.weight.copy_(values.clamp(0, 1).sqrt()[:, None] * vectors.T)
@@ -208,7 +208,7 @@ def test_the_exact_flow_over_one_step_is_exp_a_and_not_exp_half_a():
 
 @pytest.mark.parametrize("shape", [(1, 7), (30, 20), (40, 80)])
 def test_the_spectral_norm_is_computed_and_proved_in_polynomial_time(shape: tuple[int, int]):
-    op = Dense(random(*shape))
+    op = DenseOperator(random(*shape))
     exact = torch.linalg.svdvals(op.weight)[0].item()
     below, above = norm_estimate(op, iterations=1000).item(), norm_bound(op)
     assert below <= exact * (1 + 1e-13)
@@ -218,10 +218,10 @@ def test_the_spectral_norm_is_computed_and_proved_in_polynomial_time(shape: tupl
 
 def test_a_hundred_iterations_leave_a_layer_that_stretches():
     """Two close singular values, and a start that sees little of the first, or nothing of it."""
-    op = Dense(torch.tensor([1.0, 0.99], dtype=torch.float64).diag())
+    op = DenseOperator(torch.tensor([1.0, 0.99], dtype=torch.float64).diag())
     start = torch.tensor([0.05, 1.0], dtype=torch.float64)
     below = norm_estimate(op, start / start.norm(), iterations=100).item()
-    layer = Monotone(lambda y: y, 1.0, 1.0)
+    layer = Nonlinearity(lambda y: y, 1.0, 1.0)
     flow = Flow(ConvexPotential(DenseWeight(2, 2), layer, bias=False), ExplicitEuler(2 / below**2)).double().eval()
     with torch.no_grad():
         flow.field.weight.weight.copy_(op.weight)
@@ -264,7 +264,7 @@ def test_an_orthogonal_reshaped_kernel_stretches():
     kernel = torch.full((1, 1, 1, 3), 1 / math.sqrt(3), dtype=torch.float64)
     reshaped = kernel.reshape(1, 3)
     torch.testing.assert_close(reshaped @ reshaped.T, identity(1))
-    op = Conv2d(kernel, (1, 8), padding_mode="circular", padding="same")
+    op = ConvOperator(kernel, (1, 8), padding_mode="circular", padding="same")
     constant = torch.ones(1, 1, 1, 8, dtype=torch.float64)
     torch.testing.assert_close(op(constant), math.sqrt(3) * constant)
 

@@ -253,7 +253,7 @@ CHANGES = [  # what else is refused stands in soundness/test_forgeries.py
 
 def test_a_series_that_is_not_skew_is_refused():
     with pytest.raises(ValueError, match="series primitive cannot be built"):
-        TruncatedExponential(certify_operator(lipflow.Dense(torch.eye(3))), 1.0, 5)
+        TruncatedExponential(certify_operator(lipflow.DenseOperator(torch.eye(3))), 1.0, 5)
 
 
 def test_another_default_device_changes_nothing(tmp_path):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from lipflow.machine import processor, settle
+from lipflow.machine import keep_freed_memory, processor
 
 FAULTS = """
 import resource, sys
@@ -28,14 +28,14 @@ def faults(how: str) -> int:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's settings")
 def test_freed_memory_is_reused():
-    if not settle():
+    if not keep_freed_memory():
         pytest.skip("this C library has no mallopt")
     assert faults("settled") < faults("as it is") / 10
 
 
 def test_elsewhere_nothing_is_done(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert settle() is False
+    assert keep_freed_memory() is False
 
 
 def test_the_processor_has_a_name(monkeypatch):

@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 _ROOMS = {
     "bound": ("Assume", "Bound", "lipschitz_bound"),
     "node": ("LoweringError", "Node"),
-    "operators": ("Conv2d", "Dense", "LinearOperator", "norm_bound", "norm_estimate"),
+    "operators": ("ConvOperator", "DenseOperator", "LinearOperator", "norm_bound", "norm_estimate"),
     "flows": (
         "ConvWeight",
         "ConvexPlusSkew",
@@ -23,7 +23,7 @@ _ROOMS = {
         "ImplicitEuler",
         "LearnedScale",
         "Midpoint",
-        "Monotone",
+        "Nonlinearity",
         "Potential",
         "ReshapedScale",
         "Sequential",
@@ -129,7 +129,7 @@ if TYPE_CHECKING:  # the same names for who reads types, and no others; a test h
     from lipflow.flows import ImplicitEuler as ImplicitEuler
     from lipflow.flows import LearnedScale as LearnedScale
     from lipflow.flows import Midpoint as Midpoint
-    from lipflow.flows import Monotone as Monotone
+    from lipflow.flows import Nonlinearity as Nonlinearity
     from lipflow.flows import Potential as Potential
     from lipflow.flows import ReshapedScale as ReshapedScale
     from lipflow.flows import Sequential as Sequential
@@ -151,8 +151,8 @@ if TYPE_CHECKING:  # the same names for who reads types, and no others; a test h
     from lipflow.models import list_models as list_models
     from lipflow.node import LoweringError as LoweringError
     from lipflow.node import Node as Node
-    from lipflow.operators import Conv2d as Conv2d
-    from lipflow.operators import Dense as Dense
+    from lipflow.operators import ConvOperator as ConvOperator
+    from lipflow.operators import DenseOperator as DenseOperator
     from lipflow.operators import LinearOperator as LinearOperator
     from lipflow.operators import norm_bound as norm_bound
     from lipflow.operators import norm_estimate as norm_estimate

@@ -87,7 +87,7 @@ def _hint(images: Tensor) -> str:
     if not (math.isfinite(least) and math.isfinite(greatest)):
         return ""
     if least < -0.01:
-        return " (to subtract a mean is the network's part: lipflow.blocks.Center)"
+        return " (to subtract a mean is the network's part: lipflow.blocks.Normalize)"
     return " (divide them by 255, or give them as uint8)" if greatest > 2 else " (clamp them: x.clamp(0, 1))"
 
 

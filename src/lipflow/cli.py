@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import lipflow
-from lipflow.machine import settle
+from lipflow.machine import keep_freed_memory
 
 
 class Command(NamedTuple):
@@ -47,8 +47,8 @@ COMMANDS: dict[str, Command] = {
     ),
     "check": Command(
         "verify a certificate, with NumPy alone",
-        "lipflow.commands.verify:Check",
-        "lipflow.commands.verify:check",
+        "lipflow.commands.check:Check",
+        "lipflow.commands.check:check",
     ),
     "attack": Command(
         "attack the certified network with L2-PGD",
@@ -94,7 +94,7 @@ def main(words: Sequence[str] | None = None) -> int:
             raise ValueError(f"there is no command {name!r}; {hint}")
         with _plain_warnings():
             options = parse(name, words[1:])
-            settle()
+            keep_freed_memory()
             code = _resolve(COMMANDS[name].function)(options)
             sys.stdout.flush()
             return code

@@ -15,7 +15,7 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of malloc.h
 _NEVER = 2**31 - 1
 
 
-def settle() -> bool:
+def keep_freed_memory() -> bool:
     """Keep freed memory in this process; whether that was possible (glibc alone has these settings)."""
     if not sys.platform.startswith("linux"):
         return False

@@ -72,7 +72,7 @@ def test_the_bias_of_a_dense_layer_is_along_the_features():
 
 
 def test_shift_adds_its_bias_and_is_an_isometry():
-    shift = blocks.Shift(3)
+    shift = blocks.Bias(3)
     x = torch.randn(2, 3, 4, 5)
     torch.testing.assert_close(shift(x) - x, shift.bias.reshape(1, 3, 1, 1).expand_as(x))
     assert lipflow.lipschitz_bound(shift, (3, 4, 5)) == (1, 0)
@@ -81,8 +81,8 @@ def test_shift_adds_its_bias_and_is_an_isometry():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: blocks.Shift(0), "at least 1, not 0"),
-        (lambda: blocks.Shift(3)(torch.zeros(2, 4)), r"takes \(batch, 3, …\), not \(2, 4\)"),
+        (lambda: blocks.Bias(0), "at least 1, not 0"),
+        (lambda: blocks.Bias(3)(torch.zeros(2, 4)), r"takes \(batch, 3, …\), not \(2, 4\)"),
         (lambda: blocks.TakeChannels(4)(torch.zeros(2, 3)), "cannot widen an input of 3 channels"),
         (lambda: blocks.TakeChannels(0), "at least 1, not 0"),
         (lambda: lipflow.ReshapedScale(0.0), "finite factor above 0, not 0.0"),

@@ -52,7 +52,7 @@ def test_padding_appends_zero_channels():
 def test_center_scales_by_channel():
     x = torch.rand(2, 2, 3, 3)
     mean, std = torch.tensor([0.1, 0.2]).reshape(2, 1, 1), torch.tensor([0.5, 0.25]).reshape(2, 1, 1)
-    torch.testing.assert_close(blocks.Center([0.1, 0.2], [0.5, 0.25])(x), (x - mean) / std)
+    torch.testing.assert_close(blocks.Normalize([0.1, 0.2], [0.5, 0.25])(x), (x - mean) / std)
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,9 @@ def test_center_scales_by_channel():
         (lambda: blocks.AvgPool(0), "at least 1 wide, not 0"),
         (lambda: blocks.AvgPool(4)(torch.zeros(1, 1, 3, 8)), "at least as large"),
         (lambda: blocks.SpaceToDepth(2)(torch.zeros(1, 1, 3, 4)), r"sides it divides, not \(1, 1, 3, 4\)"),
-        (lambda: blocks.Center(math.nan), "mean is a finite number"),
-        (lambda: blocks.Center(0.0, 0.0), "std is a finite number above 0.0"),
-        (lambda: blocks.Center([0.1, 0.2])(torch.zeros(1, 3, 2, 2)), "Center has 2 channels"),
+        (lambda: blocks.Normalize(math.nan), "mean is a finite number"),
+        (lambda: blocks.Normalize(0.0, 0.0), "std is a finite number above 0.0"),
+        (lambda: blocks.Normalize([0.1, 0.2])(torch.zeros(1, 3, 2, 2)), "Normalize has 2 channels"),
     ],
 )
 def test_bad_input_is_answered(call, words):

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 import lipflow
-from lipflow.blocks import PadChannels, Shift, SpaceToDepth, TakeChannels
+from lipflow.blocks import Bias, PadChannels, SpaceToDepth, TakeChannels
 
 
 def _published(layer, x, convolutions):
@@ -42,8 +42,8 @@ def test_the_layer_is_the_published_one(into, out, kernel_size, stride):
 def test_channels_are_changed_as_published():
     kinds = [type(m) for m in lipflow.soc_conv(2, 5, bias=False)]
     assert kinds == [PadChannels, lipflow.Flow]
-    assert [type(m) for m in lipflow.soc_conv(2, 3, stride=2)] == [SpaceToDepth, lipflow.Flow, TakeChannels, Shift]
-    assert [type(m) for m in lipflow.soc_dense(3, 3)] == [lipflow.Flow, Shift]
+    assert [type(m) for m in lipflow.soc_conv(2, 3, stride=2)] == [SpaceToDepth, lipflow.Flow, TakeChannels, Bias]
+    assert [type(m) for m in lipflow.soc_dense(3, 3)] == [lipflow.Flow, Bias]
 
 
 def test_the_remainder_is_priced():

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lipflow import Conv2d, Dense, LinearOperator, Sequential, cpl_conv, norm_bound, norm_estimate
+from lipflow import ConvOperator, DenseOperator, LinearOperator, Sequential, cpl_conv, norm_bound, norm_estimate
 from lipflow.fast import Layer, NormStep, descend
-from lipflow.flows.field import MONOTONE
+from lipflow.flows.field import NONLINEARITIES
 from lipflow.models import MODELS, build
 from lipflow.operators import columns
 
@@ -18,16 +18,16 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Te
 
 
 OPERATORS: dict[str, LinearOperator] = {
-    "dense": Dense(random(4, 6)),
-    "dense, wide": Dense(random(9, 5)),
-    "columns": Conv2d(random(2, 5, 3, 3), (6, 5)),
-    "columns, even kernel": Conv2d(random(3, 4, 2, 4), (6, 7), padding="same"),
-    "columns, strided": Conv2d(random(2, 3, 3, 3), (7, 6), stride=2),
-    "columns, dilated": Conv2d(random(2, 3, 3, 2), (7, 6), padding=((1, 0), (2, 3)), dilation=2),
-    "more outputs": Conv2d(random(7, 3, 3, 3), (5, 5)),
-    "grouped": Conv2d(random(4, 2, 3, 3), (5, 5), groups=2),
-    "circular": Conv2d(random(2, 3, 3, 3), (5, 4), padding_mode="circular"),
-    "many channels": Conv2d(random(16, 17, 3, 3), (4, 4)),
+    "dense": DenseOperator(random(4, 6)),
+    "dense, wide": DenseOperator(random(9, 5)),
+    "columns": ConvOperator(random(2, 5, 3, 3), (6, 5)),
+    "columns, even kernel": ConvOperator(random(3, 4, 2, 4), (6, 7), padding="same"),
+    "columns, strided": ConvOperator(random(2, 3, 3, 3), (7, 6), stride=2),
+    "columns, dilated": ConvOperator(random(2, 3, 3, 2), (7, 6), padding=((1, 0), (2, 3)), dilation=2),
+    "more outputs": ConvOperator(random(7, 3, 3, 3), (5, 5)),
+    "grouped": ConvOperator(random(4, 2, 3, 3), (5, 5), groups=2),
+    "circular": ConvOperator(random(2, 3, 3, 3), (5, 4), padding_mode="circular"),
+    "many channels": ConvOperator(random(16, 17, 3, 3), (4, 4)),
 }
 
 
@@ -55,8 +55,8 @@ def derivatives(z: Tensor, inputs: list[Tensor], seed: int = 4) -> list[Tensor]:
 @pytest.mark.parametrize("follows", [True, False])
 def test_one_function_is_the_plain_form(name, sigma, follows):
     op, x, bias, u = cases(OPERATORS[name], torch.float64)
-    h = NormStep(u, MONOTONE[sigma].high) if follows else 0.1
-    fused, written = (f(x, Layer(op, bias, h, MONOTONE[sigma].function)) for f in (descend, plain))
+    h = NormStep(u, NONLINEARITIES[sigma].high) if follows else 0.1
+    fused, written = (f(x, Layer(op, bias, h, NONLINEARITIES[sigma].function)) for f in (descend, plain))
     torch.testing.assert_close(fused, written, rtol=1e-12, atol=1e-12)
     inputs = [x, op.weight, bias]
     torch.testing.assert_close(derivatives(fused, inputs), derivatives(written, inputs), rtol=1e-11, atol=1e-11)
@@ -79,7 +79,7 @@ def test_its_derivatives_are_true_to_second_order(name, follows):
     op, x, bias, u = cases(OPERATORS[name], torch.float64, batch=2)
     if name == "many channels":
         op, x = op.with_weight(op.weight[:, :, :1, :1].detach().requires_grad_()), x  # keep the Jacobian small
-        op = Conv2d(op.weight, (2, 2), padding=0)
+        op = ConvOperator(op.weight, (2, 2), padding=0)
         x, u = x[:, :, :2, :2].detach().requires_grad_(), u[:, :2, :2] / u[:, :2, :2].norm()
     h = NormStep(u, 1.0) if follows else 0.1
 
@@ -122,7 +122,7 @@ def test_only_what_is_asked_for(wanted):
 
 
 def test_a_zero_operator_moves_nothing():
-    op, x, bias, u = cases(Dense(torch.zeros(4, 6)), torch.float64)
+    op, x, bias, u = cases(DenseOperator(torch.zeros(4, 6)), torch.float64)
     z = descend(x, Layer(op, bias, NormStep(u, 1.0), torch.relu))
     assert torch.equal(z, x)
     assert all(torch.isfinite(g).all() for g in derivatives(z, [x, op.weight, bias]))
@@ -156,7 +156,7 @@ def test_under_autocast_it_is_the_plain_form_to_the_rounding_of_bfloat16(name, s
     """
     op, x, bias, u = cases(OPERATORS[name], torch.float32, batch=8)
     bias = (100 * bias.detach().sign()).requires_grad_()
-    layer = Layer(op, bias, NormStep(u, MONOTONE[sigma].high), MONOTONE[sigma].function)
+    layer = Layer(op, bias, NormStep(u, NONLINEARITIES[sigma].high), NONLINEARITIES[sigma].function)
     x = x.detach().bfloat16().to(torch.bfloat16 if again else torch.float32).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
         z = descend(x, layer)
@@ -183,7 +183,7 @@ def test_step_sizes_are_not_rounded_by_autocast():
 def test_a_layer_under_autocast_steps_by_the_step_size_as_it_is():
     """With W = 1 and x = 0, z = -h·b is rounded once; h = 1.00586 is no bfloat16, and would be 1.0078 as one."""
     bias = torch.arange(1.0, 65.0)
-    layer = Layer(Dense(torch.eye(64).requires_grad_()), bias, 1.00586, torch.relu)
+    layer = Layer(DenseOperator(torch.eye(64).requires_grad_()), bias, 1.00586, torch.relu)
     x = torch.zeros(1, 64, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
         z = descend(x, layer)
@@ -242,7 +242,7 @@ def chain(depth: int, dtype: torch.dtype = torch.float64) -> tuple[list[Layer], 
         bias = random(2, seed=10 * i + 1, dtype=dtype).requires_grad_()
         u = random(5, 6, 4, seed=10 * i + 2, dtype=dtype)
         h = NormStep(u / u.norm(), 1.0)
-        layers.append(Layer(Conv2d(weight, (6, 4)), bias, h, torch.relu if i % 2 else torch.tanh))
+        layers.append(Layer(ConvOperator(weight, (6, 4)), bias, h, torch.relu if i % 2 else torch.tanh))
         parameters += [weight, bias]
     return layers, parameters
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lipflow.flows import ConvexPlusSkew, ConvexPotential, ConvWeight, DenseWeight, Monotone, Potential, Skew
+from lipflow.flows import ConvexPlusSkew, ConvexPotential, ConvWeight, DenseWeight, Nonlinearity, Potential, Skew
 
 VectorField = Callable[[float, Tensor], Tensor]
 
@@ -130,7 +130,7 @@ def test_both_exponentials_are_reached_without_a_skew_part():
 
 def test_a_nonlinear_potential_keeps_between_the_exponentials_of_its_slopes():
     # σ(y) = y + tanh y has slopes in [1, 2] and W is invertible: σmin(W)²·I ⪯ ∇²f ⪯ 2σmax(W)²·I.
-    field = ConvexPotential(DenseWeight(4, 6), Monotone(lambda y: y + y.tanh(), 1.0, 2.0)).double()
+    field = ConvexPotential(DenseWeight(4, 6), Nonlinearity(lambda y: y + y.tanh(), 1.0, 2.0)).double()
     values = torch.linalg.svdvals(field.weight.weight.detach())
     skew = Skew(DenseWeight(4, 4)).double()
     # Starts close to the origin feel the upper slope, starts far away the lower one.

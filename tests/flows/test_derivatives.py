@@ -156,7 +156,7 @@ def test_what_an_operator_is_made_of_is_what_a_memo_compares():
             self.gate = nn.Parameter(torch.ones(()))
 
         def operator(self, shape):
-            return lipflow.Dense(self.gate * self.weight)
+            return lipflow.DenseOperator(self.gate * self.weight)
 
     layer, x = lipflow.Flow(lipflow.Skew(Gated()), lipflow.Midpoint()).eval(), torch.rand(2, 4)
     with torch.no_grad():

@@ -16,7 +16,7 @@ from lipflow import (
     Flow,
     ImplicitEuler,
     Midpoint,
-    Monotone,
+    Nonlinearity,
     Potential,
     Skew,
     Split,
@@ -120,7 +120,7 @@ def test_convex_steps_on_a_quadratic(h):
 
 @pytest.mark.parametrize("sigma", ["relu", "softplus", "tanh", "sigmoid", "hardtanh"])
 def test_slopes_are_as_declared(sigma):
-    function, low, high, sup = lipflow.flows.MONOTONE[sigma]
+    function, low, high, sup = lipflow.flows.NONLINEARITIES[sigma]
     x = torch.linspace(-60, 60, 200_001, dtype=torch.float64)
     slopes = function(x).diff() / x.diff()
     assert float(slopes.min()) >= low - 1e-9
@@ -181,7 +181,7 @@ def _skew(**options) -> Skew:
         (lambda: ImplicitEuler(iterations=0), ValueError, "at least 1, not 0"),
         (lambda: Exponential(terms=0), ValueError, "at least 1, not 0"),
         (lambda: ConvexPotential(DenseWeight(3, 3), "gelu"), ValueError, "sigma is one of relu, .* not 'gelu'"),
-        (lambda: ConvexPotential(DenseWeight(3, 3), Monotone(torch.neg, -1, -1)), ValueError, "where σ decreases"),
+        (lambda: ConvexPotential(DenseWeight(3, 3), Nonlinearity(torch.neg, -1, -1)), ValueError, "where σ decreases"),
         (lambda: Potential(torch.nn.Identity(), math.inf), ValueError, "finite number of at least 0, not inf"),
     ],
 )

@@ -165,7 +165,7 @@ def test_nan_weights_have_no_bound():
 
 def test_a_sigma_that_learns_is_refused():
     beta = torch.nn.Parameter(torch.ones(()))
-    learned = lipflow.Monotone(lambda y: torch.relu(beta * y), 0.0, 1.0)
-    for sigma in (learned, lipflow.Monotone(torch.nn.PReLU(), 0.0, 1.0)):
+    learned = lipflow.Nonlinearity(lambda y: torch.relu(beta * y), 0.0, 1.0)
+    for sigma in (learned, lipflow.Nonlinearity(torch.nn.PReLU(), 0.0, 1.0)):
         with pytest.raises(ValueError, match="parameters of its own"):
             lipflow.ConvexPotential(lipflow.DenseWeight(2, 2), sigma)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import lipflow
 from lipflow import LoweringError, blocks
 from lipflow.flows import ConvexPotential, DenseWeight, Flow, Skew
-from lipflow.operators import Dense
+from lipflow.operators import DenseOperator
 
 
 def _chain() -> nn.Sequential:
@@ -155,16 +155,16 @@ class Stronger(ConvexPotential):
         return 3 * super().gradient(x)
 
 
-class Twice(Dense):
+class Twice(DenseOperator):
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return 2 * super().__call__(x, bias)
 
-    def with_weight(self, weight: Tensor) -> Dense:
+    def with_weight(self, weight: Tensor) -> DenseOperator:
         return Twice(weight)
 
 
 class TwiceWeight(DenseWeight):
-    def operator(self, shape: tuple[int, ...] | None) -> Dense:
+    def operator(self, shape: tuple[int, ...] | None) -> DenseOperator:
         return Twice(super().operator(shape).weight)
 
 

@@ -44,8 +44,8 @@ def test_other_numbers_are_refused_and_quoted(dtype):
     network = lipflow.build("cpl-digits", in_shape=(1, 4, 4))
     with pytest.raises(TypeError, match=f"uint8, or floats in .*not {dtype}"):
         network(torch.zeros(1, 1, 4, 4, dtype=dtype))
-    with pytest.raises(TypeError, match=f"Center takes pixels as floats .*not {dtype}"):
-        lipflow.blocks.Center(0.5)(torch.zeros(1, 1, 4, 4, dtype=dtype))
+    with pytest.raises(TypeError, match=f"Normalize takes pixels as floats .*not {dtype}"):
+        lipflow.blocks.Normalize(0.5)(torch.zeros(1, 1, 4, 4, dtype=dtype))
 
 
 @pytest.mark.parametrize("name", lipflow.list_models())

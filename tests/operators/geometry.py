@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lipflow import Conv2d, LinearOperator
+from lipflow import ConvOperator, LinearOperator
 
 Pair = tuple[int, int]
 Draw = Callable[[int, int], int]  # an integer between two others, both included
@@ -47,9 +47,9 @@ class Geometry:
         )
         return rows, columns
 
-    def conv(self, kernel: Tensor) -> Conv2d:
+    def conv(self, kernel: Tensor) -> ConvOperator:
         padding = ((self.before[0], self.after[0]), (self.before[1], self.after[1]))
-        return Conv2d(kernel, self.size, padding, self.mode, self.stride, self.dilation, self.groups)
+        return ConvOperator(kernel, self.size, padding, self.mode, self.stride, self.dilation, self.groups)
 
     def matrix(self, kernel: Tensor) -> Tensor:
         """The matrix of the convolution, assembled from its definition  # (out·m₁·m₂, in·n₁·n₂)."""

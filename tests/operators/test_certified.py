@@ -12,7 +12,7 @@ from torch import Tensor
 
 import lipflow
 from lipflow import check
-from lipflow.operators import Adjoint, Conv2d, Dense, FourierMultiplier
+from lipflow.operators import Adjoint, ConvOperator, DenseOperator, FourierMultiplier
 from lipflow.operators.certified import ENTRY, CertifiedFourier, certify, column_transform, row_transform
 from lipflow.operators.columns import Columns
 from lipflow.primitives import Affine, Gather
@@ -40,7 +40,7 @@ def test_a_convolution_is_the_operator(geometry, channels, many, monkeypatch):
     monkeypatch.setattr(Columns, "many_channels", many)
     torch.manual_seed(0)
     into, out = channels
-    op = Conv2d(torch.randn(out, into // geometry["groups"], 2, 3), (5, 6), **geometry)
+    op = ConvOperator(torch.randn(out, into // geometry["groups"], 2, 3), (5, 6), **geometry)
     held = certify(op)
     dense = _matrix(op.with_kernel(op.kernel.double()), op.in_shape)
     torch.testing.assert_close(_matrix(held, op.in_shape), dense, rtol=1e-13, atol=1e-13)
@@ -50,10 +50,10 @@ def test_a_convolution_is_the_operator(geometry, channels, many, monkeypatch):
 
 
 OPERATORS = {
-    "matrix": lambda: Dense(torch.randn(4, 7)),
-    "zeros": lambda: Conv2d(torch.randn(4, 2, 3, 3), (4, 5), padding=1),
-    "circular": lambda: Conv2d(torch.randn(4, 2, 3, 3), (4, 5), padding=1, padding_mode="circular"),
-    "strided": lambda: Conv2d(torch.randn(4, 1, 3, 3), (4, 5), padding=0, stride=2, groups=2),
+    "matrix": lambda: DenseOperator(torch.randn(4, 7)),
+    "zeros": lambda: ConvOperator(torch.randn(4, 2, 3, 3), (4, 5), padding=1),
+    "circular": lambda: ConvOperator(torch.randn(4, 2, 3, 3), (4, 5), padding=1, padding_mode="circular"),
+    "strided": lambda: ConvOperator(torch.randn(4, 1, 3, 3), (4, 5), padding=0, stride=2, groups=2),
 }
 
 
@@ -92,10 +92,12 @@ def test_an_adjoint_has_the_constants_of_its_operator_and_weights_are_copied(nam
 
 
 def test_operators_that_are_not_known_are_refused():
-    class Twice(Dense):
+    class Twice(DenseOperator):
         pass
 
-    with pytest.raises(TypeError, match="freeze knows the operators Dense, Conv2d, FourierMultiplier, and not Twice"):
+    with pytest.raises(
+        TypeError, match="freeze knows the operators DenseOperator, ConvOperator, FourierMultiplier, and not Twice"
+    ):
         certify(Twice(torch.eye(2)))
 
 
@@ -198,7 +200,7 @@ def test_the_norm_covers_the_map_at_every_frequency(size):
 def test_it_is_the_circular_convolution(size):
     """The symbol of a kernel, run by the operator, is the kernel run by torch; derivatives included."""
     torch.manual_seed(0)
-    op = lipflow.Conv2d(torch.randn(3, 2, 3, 3, dtype=torch.float64), size, padding=1, padding_mode="circular")
+    op = lipflow.ConvOperator(torch.randn(3, 2, 3, 3, dtype=torch.float64), size, padding=1, padding_mode="circular")
     p = certify(FourierMultiplier(lipflow.flows.resolvent.symbols(op)[0], size))
     x = torch.randn(4, 2, *size, dtype=torch.float64, requires_grad=True)
     torch.testing.assert_close(p(x), op(x))

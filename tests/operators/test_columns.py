@@ -5,7 +5,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lipflow import Conv2d
+from lipflow import ConvOperator
 from lipflow.operators import columns as module
 from lipflow.operators.columns import Columns, matrix_of, run
 from tests.operators.test_conv import geometries, integers
@@ -72,4 +72,4 @@ def test_outer_is_the_derivative_in_the_kernel(geometry, batch, seed):
 
 def test_circular_convolutions_are_refused():
     with pytest.raises(ValueError, match="only zero-padded"):
-        Columns(Conv2d(torch.ones(1, 1, 3, 3), (4, 4), padding_mode="circular"))
+        Columns(ConvOperator(torch.ones(1, 1, 3, 3), (4, 4), padding_mode="circular"))

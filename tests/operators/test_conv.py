@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from lipflow import Conv2d
+from lipflow import ConvOperator
 from lipflow.rounding import gamma
 from tests.operators.geometry import Geometry, draw_geometry, matrix_of
 
@@ -66,7 +66,7 @@ def test_zero_padding_agrees_with_torch(geometry, seed):
     kernel = integers(*geometry.kernel_shape, seed=seed)
     rows, columns = (max(pads) for pads in zip(geometry.before, geometry.after, strict=True))
     stride, dilation, groups = geometry.stride, geometry.dilation, geometry.groups
-    op = Conv2d(kernel, geometry.size, (rows, columns), stride=stride, dilation=dilation, groups=groups)
+    op = ConvOperator(kernel, geometry.size, (rows, columns), stride=stride, dilation=dilation, groups=groups)
     x = integers(2, *op.in_shape, seed=seed + 1)
     assert torch.equal(op(x), F.conv2d(x, kernel, None, stride, (rows, columns), dilation, groups))
 
@@ -83,14 +83,14 @@ def test_padding_agrees_with_torch(options):
     for size, kernel, groups in product([(4, 7), (9, 4)], [(1, 1), (3, 3), (2, 4), (4, 3), (1, 2)], [1, 2]):
         module = nn.Conv2d(4, 2, kernel, groups=groups, bias=False, dtype=torch.float64, **options)
         module.weight.data = integers(*module.weight.shape, seed=3)
-        x, op = integers(2, 4, *size, seed=4), Conv2d(module.weight, size, groups=groups, **options)
+        x, op = integers(2, 4, *size, seed=4), ConvOperator(module.weight, size, groups=groups, **options)
         assert torch.equal(op(x), module(x))
         assert options["padding"] != "same" or op.out_shape == (2, *size)
 
 
 def test_circular_padding_may_wrap_around_more_than_once():
     """torch refuses to pad by more than the input; a torus has no such limit."""
-    op = Conv2d(torch.ones(1, 1, 1, 1, dtype=torch.float64), (1, 3), ((2, 1), (7, 4)), "circular")
+    op = ConvOperator(torch.ones(1, 1, 1, 1, dtype=torch.float64), (1, 3), ((2, 1), (7, 4)), "circular")
     x = torch.tensor([[[[0.0, 1.0, 2.0]]]], dtype=torch.float64)
     row = torch.tensor([(i - 7) % 3 for i in range(14)], dtype=torch.float64)
     assert torch.equal(op(x)[0, 0], row.expand(4, 14))
@@ -98,13 +98,13 @@ def test_circular_padding_may_wrap_around_more_than_once():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_values_follow_the_dtype_of_the_kernel(dtype):
-    op = Conv2d(torch.ones(2, 3, 3, 3, dtype=dtype), (4, 5))
+    op = ConvOperator(torch.ones(2, 3, 3, 3, dtype=dtype), (4, 5))
     assert op(torch.ones(1, 3, 4, 5, dtype=dtype)).dtype == dtype
     assert op.adjoint(torch.ones(1, 2, 4, 5, dtype=dtype)).dtype == dtype
 
 
 def test_channels_last_and_strided_inputs_give_the_same_values():
-    op = Conv2d(integers(3, 2, 3, 2, seed=0), (5, 6), padding="same", padding_mode="circular")
+    op = ConvOperator(integers(3, 2, 3, 2, seed=0), (5, 6), padding="same", padding_mode="circular")
     x = integers(2, 2, 5, 6, seed=1)
     assert torch.equal(op(x.to(memory_format=torch.channels_last)), op(x))
     assert torch.equal(op(x.mT.contiguous().mT), op(x))
@@ -117,7 +117,7 @@ def test_both_maps_are_differentiable_in_input_and_kernel(mode, padding):
     x = integers(1, 2, 3, 4, seed=1).requires_grad_()
 
     def there_and_back(x, kernel):
-        op = Conv2d(kernel, (3, 4), padding, mode, stride=(2, 1), groups=2)
+        op = ConvOperator(kernel, (3, 4), padding, mode, stride=(2, 1), groups=2)
         return op.adjoint(op(x))
 
     assert torch.autograd.gradcheck(there_and_back, (x, kernel))
@@ -172,12 +172,12 @@ def ones(*shape: int) -> torch.Tensor:
 def test_a_bad_argument_is_refused_and_quoted(arguments, error, quoted):
     good = dict(kernel=ones(2, 3, 3, 3), in_size=(4, 4))
     with pytest.raises((error, ValueError), match=quoted):
-        Conv2d(**{**good, **arguments})
+        ConvOperator(**{**good, **arguments})
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 5), (1, 2, 4, 5), (1, 3, 5, 4), (1, 3, 4), (1, 1, 3, 4, 5)])
 def test_inputs_of_another_shape_are_refused_with_both_shapes(shape):
-    op = Conv2d(ones(2, 3, 3, 3), (4, 5), stride=2)
+    op = ConvOperator(ones(2, 3, 3, 3), (4, 5), stride=2)
     for call, expected in ((op, "3, 4, 5"), (op.adjoint, "2, 2, 3")):
         with pytest.raises(ValueError, match=re.escape(f"(batch, {expected}), not {shape}")):
             call(ones(*shape))

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lipflow import Dense
+from lipflow import DenseOperator
 from tests.operators.geometry import matrix_of
 from tests.operators.test_conv import LAWS, integers
 
@@ -14,7 +14,7 @@ from tests.operators.test_conv import LAWS, integers
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 3), st.integers(0, 10**6))
 def test_the_operator_is_its_matrix_and_the_adjoint_the_transpose(rows, columns, batch, seed):
     weight = integers(rows, columns, seed=seed)
-    op = Dense(weight)
+    op = DenseOperator(weight)
     assert torch.equal(matrix_of(op), weight)
     assert (op.in_shape, op.out_shape) == ((columns,), (rows,))
     assert op.weight is weight
@@ -23,7 +23,7 @@ def test_the_operator_is_its_matrix_and_the_adjoint_the_transpose(rows, columns,
 
 
 def test_inputs_may_have_any_number_of_leading_axes():
-    op = Dense(integers(3, 4, seed=0))
+    op = DenseOperator(integers(3, 4, seed=0))
     x = integers(2, 5, 4, seed=1)
     assert torch.equal(op(x), torch.nn.functional.linear(x, op.weight))
     assert op.adjoint(op(x)).shape == x.shape
@@ -46,11 +46,11 @@ SHAPES = [(3,), (2, 3, 4), (), (0, 3), (3, 0)]  # of no matrix
 )
 def test_a_weight_that_is_no_real_matrix_is_refused_and_quoted(weight, quoted):
     with pytest.raises((ValueError, TypeError), match=quoted):
-        Dense(weight)
+        DenseOperator(weight)
 
 
 def test_inputs_of_another_width_are_refused_with_both_widths():
-    op = Dense(torch.ones(2, 3))
+    op = DenseOperator(torch.ones(2, 3))
     with pytest.raises(ValueError, match=r"\(\.\.\., 3\), not \(5, 4\)"):
         op(torch.ones(5, 4))
     with pytest.raises(ValueError, match=r"\(\.\.\., 2\), not \(5, 3\)"):

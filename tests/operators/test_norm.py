@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lipflow import Conv2d, Dense, LinearOperator, norm_bound
+from lipflow import ConvOperator, DenseOperator, LinearOperator, norm_bound
 from lipflow.operators import fourier, gram, norm, strip
 from tests.operators.geometry import Geometry, draw_geometry, gaussian, svd_norm
 
@@ -101,7 +101,7 @@ def test_the_bound_is_never_below_the_norm_of_a_matrix():
     for seed in range(60):
         rng = random.Random(seed)
         weight = gaussian((rng.randint(1, 40), rng.randint(1, 40)), generator) * 10.0 ** rng.randint(-3, 3)
-        cases.append((Dense(weight), weight))
+        cases.append((DenseOperator(weight), weight))
     assert not violations(cases)
 
 
@@ -110,8 +110,10 @@ def test_the_bound_is_of_the_weights_as_they_are_stored(dtype):
     geometry = Geometry((5, 4), (3, 2), (1, 1), (1, 0), grouped=3, out=2)
     kernel = torch.randn(geometry.kernel_shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     weight = kernel.flatten(1)
-    assert not violations([(geometry.conv(kernel), geometry.matrix(kernel.double())), (Dense(weight), weight.double())])
-    assert norm_bound(Dense(weight)) == norm_bound(Dense(weight.double()))
+    assert not violations(
+        [(geometry.conv(kernel), geometry.matrix(kernel.double())), (DenseOperator(weight), weight.double())]
+    )
+    assert norm_bound(DenseOperator(weight)) == norm_bound(DenseOperator(weight.double()))
 
 
 @pytest.mark.parametrize("factor", [0.0, 1e-3, 1.0, 1e3])
@@ -127,7 +129,7 @@ def test_a_wrong_shift_or_factor_only_loosens_the_bound(monkeypatch, factor, way
     monkeypatch.setattr(gram, "band_shift", wrong)
     assert not violations([random_case(seed) for seed in range(20)])
     weight = gaussian((7, 5), torch.Generator().manual_seed(0))
-    assert not violations([(Dense(weight), weight)])
+    assert not violations([(DenseOperator(weight), weight)])
 
 
 def test_frequencies_in_chunks_give_the_same_bound(monkeypatch, way):
@@ -206,38 +208,38 @@ def test_an_unsound_bound_would_be_caught(monkeypatch, variant):
 def test_weights_that_are_not_finite_are_refused(bad, dtype):
     weight = torch.ones(2, 2, 3, 3, dtype=dtype)
     weight[1, 0, 2, 1] = bad
-    with pytest.raises(ValueError, match=r"Conv2d\(2 → 2.*NaN or infinite"):
-        norm_bound(Conv2d(weight, (4, 4)))
-    with pytest.raises(ValueError, match=r"Dense\(18 → 2\).*NaN or infinite"):
-        norm_bound(Dense(weight.flatten(1)))
+    with pytest.raises(ValueError, match=r"ConvOperator\(2 → 2.*NaN or infinite"):
+        norm_bound(ConvOperator(weight, (4, 4)))
+    with pytest.raises(ValueError, match=r"DenseOperator\(18 → 2\).*NaN or infinite"):
+        norm_bound(DenseOperator(weight.flatten(1)))
 
 
 def test_norms_that_cannot_be_computed_are_refused(monkeypatch):
     with pytest.raises(ValueError, match=r"beyond float64.*1\.5e\+308"):
-        norm_bound(Dense(torch.full((3, 3), 1.5e308, dtype=torch.float64)))
+        norm_bound(DenseOperator(torch.full((3, 3), 1.5e308, dtype=torch.float64)))
     with pytest.raises(ValueError, match="beyond float64"):
-        norm_bound(Conv2d(torch.full((1, 1, 3, 3), 1.5e308, dtype=torch.float64), (4, 4)))
+        norm_bound(ConvOperator(torch.full((1, 1, 3, 3), 1.5e308, dtype=torch.float64), (4, 4)))
     monkeypatch.setattr(fourier, "MOST_BYTES", 2**10)
     with pytest.raises(ValueError, match=r"strides \(4, 4\) put 16 symbols of 2 × 3"):
-        norm_bound(Conv2d(torch.ones(2, 3, 3, 3, dtype=torch.float64), (8, 8), padding_mode="circular", stride=4))
+        norm_bound(ConvOperator(torch.ones(2, 3, 3, 3, dtype=torch.float64), (8, 8), padding_mode="circular", stride=4))
 
 
 def test_a_huge_stride_needs_no_aliases():
     """Windows that do not overlap: the norm is that of the kernel as one matrix."""
     kernel = gaussian((2, 3, 3, 3), torch.Generator().manual_seed(0))
     value, error = svd_norm(kernel.flatten(1))
-    op = Conv2d(kernel, (2000, 2000), padding=0, stride=1000)
+    op = ConvOperator(kernel, (2000, 2000), padding=0, stride=1000)
     assert value - error <= norm_bound(op) <= value * (1 + 1e-6)
 
 
 def test_a_zero_operator_has_the_norm_zero():
-    assert norm_bound(Dense(torch.zeros(3, 4))) == 0.0
+    assert norm_bound(DenseOperator(torch.zeros(3, 4))) == 0.0
     for mode in ("zeros", "circular"):
-        assert norm_bound(Conv2d(-torch.zeros(2, 3, 3, 3), (4, 5), padding_mode=mode)) == 0.0
+        assert norm_bound(ConvOperator(-torch.zeros(2, 3, 3, 3), (4, 5), padding_mode=mode)) == 0.0
 
 
 def test_what_has_no_certified_norm_is_refused_by_name():
-    class Twice(Dense):
+    class Twice(DenseOperator):
         def __call__(self, x, bias=None):
             return 2 * super().__call__(x, bias)
 
@@ -248,7 +250,7 @@ def test_what_has_no_certified_norm_is_refused_by_name():
 
 def test_the_bound_ignores_autograd_autocast_and_the_default_device_and_dtype():
     weight, kernel = torch.randn(3, 4, requires_grad=True), torch.randn(2, 3, 3, 3, requires_grad=True)
-    dense, conv = Dense(weight), Conv2d(kernel, (5, 4))
+    dense, conv = DenseOperator(weight), ConvOperator(kernel, (5, 4))
     expected = (norm_bound(dense), norm_bound(conv))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert (norm_bound(dense), norm_bound(conv)) == expected
@@ -266,7 +268,7 @@ def test_weights_that_the_processor_would_flush_to_zero_are_not_lost():
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor does not flush")
     try:
-        bounds = [norm_bound(Dense(tiny)), norm_bound(Conv2d(tiny[None, None], (2, 2), padding=0))]
+        bounds = [norm_bound(DenseOperator(tiny)), norm_bound(ConvOperator(tiny[None, None], (2, 2), padding=0))]
     finally:
         torch.set_flush_denormal(False)  # comparisons flush too, so not before this
     assert min(bounds) >= 1e-310

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lipflow import Conv2d, Dense, norm_estimate
+from lipflow import ConvOperator, DenseOperator, norm_estimate
 from lipflow.operators.norm import power_iteration, start_vector, top_singular_vector
 from tests.operators.geometry import draw_geometry, matrix_of
 
@@ -30,8 +30,8 @@ def gaussian(*shape: int, seed: int = 0) -> Tensor:
 
 
 def test_the_estimate_converges_to_the_norm_from_any_start():
-    conv = Conv2d(gaussian(3, 2, 3, 3), (5, 4), padding="same", padding_mode="circular", stride=2)
-    for op in (Dense(gaussian(6, 9)), conv):
+    conv = ConvOperator(gaussian(3, 2, 3, 3), (5, 4), padding="same", padding_mode="circular", stride=2)
+    for op in (DenseOperator(gaussian(6, 9)), conv):
         norm = float(torch.linalg.matrix_norm(matrix_of(op), 2))
         assert float(norm_estimate(op, iterations=2000)) == pytest.approx(norm, rel=1e-12)
         u = power_iteration(op, start_vector(op.in_shape, op.weight), 2000)
@@ -43,19 +43,23 @@ def test_the_estimate_converges_to_the_norm_from_any_start():
 def test_where_the_operator_vanishes_the_estimate_is_zero_and_has_no_nan_gradient(dtype):
     dense, conv = torch.zeros(3, 4, dtype=dtype), torch.zeros(2, 3, 3, 3, dtype=dtype)
     one, u = torch.diag(torch.tensor([1.0, 0.0], dtype=dtype)), torch.tensor([0.0, 1.0], dtype=dtype)
-    for weight, make, start in ((dense, Dense, None), (conv, lambda k: Conv2d(k, (4, 4)), None), (one, Dense, u)):
+    for weight, make, start in (
+        (dense, DenseOperator, None),
+        (conv, lambda k: ConvOperator(k, (4, 4)), None),
+        (one, DenseOperator, u),
+    ):
         estimate = norm_estimate(make(weight.requires_grad_()), start)
         estimate.backward()
         assert float(estimate.detach()) == 0.0
         assert weight.grad is not None
         assert bool(torch.isfinite(weight.grad).all())
-    assert torch.equal(power_iteration(Dense(one.detach()), u, 3), u)
+    assert torch.equal(power_iteration(DenseOperator(one.detach()), u, 3), u)
     assert float(start_vector((3, 4, 5), dense).double().norm()) == pytest.approx(1.0, rel=1e-6)
     assert start_vector((3, 4, 5), dense).dtype == dtype
 
 
 def test_the_estimate_is_deterministic_and_leaves_the_generator_alone():
-    op = Conv2d(gaussian(3, 2, 3, 3), (5, 4))
+    op = ConvOperator(gaussian(3, 2, 3, 3), (5, 4))
     torch.manual_seed(1)
     first, state = norm_estimate(op), torch.get_rng_state()
     torch.manual_seed(2)
@@ -77,8 +81,8 @@ def test_the_gradient_of_a_convolution_is_that_of_its_singular_value(seed):
 def test_few_iterations_have_the_exact_gradient_of_what_they_compute():
     """‖Wu‖ with u held: what the estimate is, differentiated as it is, near the norm or not."""
     weight = gaussian(4, 3).requires_grad_()
-    u = power_iteration(Dense(weight), start_vector((3,), weight), 2)
-    assert torch.autograd.gradcheck(lambda w: norm_estimate(Dense(w), u, iterations=0), weight)
+    u = power_iteration(DenseOperator(weight), start_vector((3,), weight), 2)
+    assert torch.autograd.gradcheck(lambda w: norm_estimate(DenseOperator(w), u, iterations=0), weight)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +108,7 @@ def test_the_estimate_scales_without_under_or_overflow(dtype, scale):
     )
     dense = gaussian(4, 5).to(dtype)
     kernel = gaussian(2, 3, 3, 3).to(dtype)
-    for weight, build in ((dense, Dense), (kernel, lambda k: Conv2d(k, (4, 4)))):
+    for weight, build in ((dense, DenseOperator), (kernel, lambda k: ConvOperator(k, (4, 4)))):
         scaled = (weight.double() * scale).to(dtype).requires_grad_()
         estimate = norm_estimate(build(scaled))
         estimate.backward()
@@ -116,10 +120,10 @@ def test_the_estimate_scales_without_under_or_overflow(dtype, scale):
 
 
 def test_a_start_vector_of_another_shape_is_refused_with_both_shapes():
-    with pytest.raises(ValueError, match=r"shape \(4,\); Dense\(3 → 2\) takes \(3,\)"):
-        norm_estimate(Dense(torch.ones(2, 3)), torch.ones(4))
-    with pytest.raises(ValueError, match=r"shape \(1, 3, 4, 4\); Conv2d.* takes \(3, 4, 4\)"):
-        norm_estimate(Conv2d(torch.ones(2, 3, 3, 3), (4, 4)), torch.ones(1, 3, 4, 4))
+    with pytest.raises(ValueError, match=r"shape \(4,\); DenseOperator\(3 → 2\) takes \(3,\)"):
+        norm_estimate(DenseOperator(torch.ones(2, 3)), torch.ones(4))
+    with pytest.raises(ValueError, match=r"shape \(1, 3, 4, 4\); ConvOperator.* takes \(3, 4, 4\)"):
+        norm_estimate(ConvOperator(torch.ones(2, 3, 3, 3), (4, 4)), torch.ones(1, 3, 4, 4))
 
 
 def test_the_start_vector_is_a_unit_vector_in_the_dtype_of_the_weights():
@@ -136,7 +140,7 @@ def test_the_top_singular_vector_is_found_from_another_one(ratio, dtype):
     weight = torch.cat([torch.tensor([ratio, 1.0]), torch.linspace(0.9, 0.1, 198)]).to(dtype).diag()
     start = torch.zeros(200, dtype=dtype)
     start[1] = 1
-    u = top_singular_vector(Dense(weight), start)
+    u = top_singular_vector(DenseOperator(weight), start)
     assert float(u.norm()) == pytest.approx(1, rel=1e-6)
     assert float((weight @ u).norm()) == pytest.approx(ratio, rel=1e-6)
 
@@ -145,11 +149,11 @@ def test_the_top_singular_vector_is_found_from_another_one(ratio, dtype):
 def test_the_top_singular_vector_knows_no_scale(scale):
     torch.manual_seed(0)
     weight = torch.randn(40, 60, dtype=torch.float64)
-    u = top_singular_vector(Dense(scale * weight), torch.ones(60, dtype=torch.float64))
+    u = top_singular_vector(DenseOperator(scale * weight), torch.ones(60, dtype=torch.float64))
     assert float((weight @ u).norm()) == pytest.approx(float(torch.linalg.matrix_norm(weight, 2)), rel=1e-12)
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
 def test_where_there_is_no_top_singular_vector_the_start_stays(value):
     start = torch.ones(3) / 3**0.5
-    assert torch.equal(top_singular_vector(Dense(torch.full((2, 3), value)), start), start)
+    assert torch.equal(top_singular_vector(DenseOperator(torch.full((2, 3), value)), start), start)

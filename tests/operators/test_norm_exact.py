@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lipflow import Dense, norm_bound
+from lipflow import DenseOperator, norm_bound
 from lipflow.operators import gram
 from tests.operators.geometry import Geometry, draw_geometry
 
@@ -71,7 +71,7 @@ def test_the_bound_of_a_small_convolution_is_above_its_norm_exactly(seed):
 def test_the_bound_of_a_small_matrix_is_above_its_norm_exactly_and_tight(seed):
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     weight = torch.randn(rng.randint(1, 12), rng.randint(1, 12), generator=generator, dtype=torch.float64)
-    bound = Fraction(norm_bound(Dense(weight)))
+    bound = Fraction(norm_bound(DenseOperator(weight)))
     assert is_above_norm(bound, weight)
     assert not is_above_norm(bound * (1 - Fraction(1, 10**9)), weight)
 
@@ -177,7 +177,7 @@ DENSE: dict[str, Tensor] = {
 @pytest.mark.parametrize("family", DENSE)
 def test_the_bound_is_above_the_norm_of_hard_matrices_at_every_scale_and_tight(family, exponent):
     scaled = torch.ldexp(DENSE[family], torch.tensor(float(exponent), dtype=torch.float64))
-    bound = Fraction(norm_bound(Dense(scaled)))
+    bound = Fraction(norm_bound(DenseOperator(scaled)))
     assert is_above_norm(bound, scaled)
     # The last rounding is up to 2⁻¹⁰⁷⁴, which is much of a subnormal number; and those are priced as if read as 0.
     subnormal = bool(((scaled != 0) & (scaled.abs() < 2.0**-1022)).any())
@@ -191,7 +191,7 @@ def test_subnormal_weights_beside_a_normal_one_are_paid_for():
     weight[0, 0] = 2.0**-1021
     torch.set_flush_denormal(True)  # where the processor can
     try:
-        bound = norm_bound(Dense(weight))
+        bound = norm_bound(DenseOperator(weight))
     finally:
         torch.set_flush_denormal(False)
     assert is_above_norm(Fraction(bound), weight)
@@ -203,7 +203,7 @@ def test_entries_that_vanish_beside_the_greatest_are_paid_for(small):
     weight = torch.tensor([[2.0**500, 2.0**500], [small, -small]], dtype=torch.float64)
     greatest = torch.tensor([[torch.finfo(torch.float64).max / 2]], dtype=torch.float64)
     for w in (weight, greatest):
-        assert is_above_norm(Fraction(norm_bound(Dense(w))), w)
+        assert is_above_norm(Fraction(norm_bound(DenseOperator(w))), w)
 
 
 # Closed forms

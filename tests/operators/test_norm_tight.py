@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lipflow import Conv2d, Dense, LinearOperator, norm_bound
+from lipflow import ConvOperator, DenseOperator, LinearOperator, norm_bound
 from tests.operators.geometry import Geometry, draw_geometry, gaussian, svd_norm
 
 
@@ -49,7 +49,7 @@ def trained_like(out: int, grouped: int) -> Tensor:
 def test_the_bound_is_tight_at_32_by_32(seed, out):
     shape = (out, 45, 3, 3)
     kernel = trained_like(*shape[:2]) if seed == "trained" else gaussian(shape, torch.Generator().manual_seed(seed))
-    op = Conv2d(kernel, (32, 32))
+    op = ConvOperator(kernel, (32, 32))
     below, above = norm_from_below(op, 100), norm_bound(op)
     assert below * (1 - 1e-12) <= above <= below * (1 + 1e-3)
 
@@ -85,7 +85,7 @@ def test_the_bound_of_a_matrix_is_tight_where_singular_values_coincide_too(famil
     torch.manual_seed(0)
     weight = MATRICES[family](size)
     value, error = svd_norm(weight)
-    assert value - error <= norm_bound(Dense(weight)) <= value * (1 + 1e-8)
+    assert value - error <= norm_bound(DenseOperator(weight)) <= value * (1 + 1e-8)
 
 
 @pytest.mark.parametrize("mode", ["zeros", "circular"])
@@ -93,7 +93,7 @@ def test_the_bound_of_a_matrix_is_tight_where_singular_values_coincide_too(famil
 def test_the_bound_of_an_orthogonal_convolution_is_one(mode, channels):
     kernel = torch.zeros(channels, channels, 3, 3, dtype=torch.float64)
     kernel[:, :, 1, 1] = orthogonal(channels)
-    assert 1 - 1e-13 <= norm_bound(Conv2d(kernel, (6, 5), padding_mode=mode)) <= 1 + 1e-8
+    assert 1 - 1e-13 <= norm_bound(ConvOperator(kernel, (6, 5), padding_mode=mode)) <= 1 + 1e-8
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3])

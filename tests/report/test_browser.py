@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lipflow.report.evidence import read
 from lipflow.report.page import page
+from lipflow.report.run_results import read
 from lipflow.report.table import summarise
 from tests.report.conftest import rows
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lipflow.report.consistency import compared, contradictions, untested
-from lipflow.report.evidence import read
+from lipflow.report.run_results import read
 from tests.report.conftest import change_examples, change_json, rows
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from lipflow.report import figure
-from lipflow.report.evidence import read
+from lipflow.report.run_results import read
 from lipflow.report.table import summarise
 
 

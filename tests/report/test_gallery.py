@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lipflow.report.evidence import read
 from lipflow.report.gallery import as_bytes, difference, gallery, png
+from lipflow.report.run_results import read
 from tests.report.conftest import change_examples, change_rows, rows
 
 

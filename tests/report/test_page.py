@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from lipflow.report.evidence import read
 from lipflow.report.page import embed, page
+from lipflow.report.run_results import read
 from lipflow.report.table import summarise
 from tests.report.conftest import change_claims, change_json
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from lipflow.report.evidence import read
 from lipflow.report.page import embed
+from lipflow.report.run_results import read
 from lipflow.report.series import BINS, epsilon_reach, histogram, payload, smooth, thin
 from lipflow.report.table import summarise
 

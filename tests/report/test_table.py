@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from lipflow.report.evidence import read
+from lipflow.report.run_results import read
 from lipflow.report.table import DASH, escape, images_of, markdown, merge, percent, summarise
 from lipflow.train.run import Run
 from tests.report.conftest import change_claims, change_examples, change_rows, rows

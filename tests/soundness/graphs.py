@@ -15,10 +15,10 @@ from lipflow import blocks
 from lipflow.frozen import Frozen
 from lipflow.graph import UNIT, Domain, Graph
 from lipflow.node import Vertex
-from lipflow.operators import Conv2d, Dense, FourierMultiplier
+from lipflow.operators import ConvOperator, DenseOperator, FourierMultiplier
 from lipflow.operators.certified import CertifiedOperator, certify
 from lipflow.primitives import (
-    MONOTONE,
+    NONLINEARITIES,
     Affine,
     AvgPool,
     Constant,
@@ -99,17 +99,17 @@ COEFFICIENTS = [1.0, -1.0, 0.5, 0.3, -1.7, 2.0, 1 / 3, 0.0]
 
 
 def dense(draw: Draw, into: int) -> CertifiedOperator:
-    return certify(Dense(draw.normal(draw.integer(1, 4), into)))
+    return certify(DenseOperator(draw.normal(draw.integer(1, 4), into)))
 
 
 def convolution(draw: Draw, shape: Shape) -> CertifiedOperator:
     kernel = draw.normal(draw.integer(1, 2), shape[0], *(draw.integer(1, min(2, n)) for n in shape[1:]))
-    return certify(Conv2d(kernel, (shape[1], shape[2]), draw.integer(0, 1), draw.choose(["zeros", "circular"])))
+    return certify(ConvOperator(kernel, (shape[1], shape[2]), draw.integer(0, 1), draw.choose(["zeros", "circular"])))
 
 
 def transposed(draw: Draw, shape: Shape) -> CertifiedOperator:
     kernel = draw.normal(shape[0], draw.integer(1, 2), 2, 2)
-    return certify(Conv2d(kernel, (shape[1] + 1, shape[2] + 1), 0)).certified_adjoint()
+    return certify(ConvOperator(kernel, (shape[1] + 1, shape[2] + 1), 0)).certified_adjoint()
 
 
 def fourier(draw: Draw, shape: Shape) -> CertifiedOperator:
@@ -132,18 +132,18 @@ def scale(draw: Draw, shape: Shape) -> Scale:
 
 def descent(draw: Draw, shape: Shape) -> Descent:
     op = operator(draw, shape)
-    return Descent(op, draw.normal(op.out_shape[0]), MONOTONE[draw.choose(["relu", "hardtanh"])], 2 / op.norm**2)
+    return Descent(op, draw.normal(op.out_shape[0]), NONLINEARITIES[draw.choose(["relu", "hardtanh"])], 2 / op.norm**2)
 
 
 def proximal(draw: Draw, shape: Shape) -> Proximal:
     op = operator(draw, shape)
     tau = 2 / (2 + op.norm**2) * (1 - 2.0**-30)
-    return Proximal(op, draw.normal(op.out_shape[0]), MONOTONE["relu"], 1.0, tau, 3, False)
+    return Proximal(op, draw.normal(op.out_shape[0]), NONLINEARITIES["relu"], 1.0, tau, 3, False)
 
 
 def series(draw: Draw, shape: Shape) -> TruncatedExponential:
     m = draw.normal(*shape, *shape)
-    return TruncatedExponential(certify(Dense((m - m.T) / 2)), 0.7, draw.integer(1, 5))
+    return TruncatedExponential(certify(DenseOperator((m - m.T) / 2)), 0.7, draw.integer(1, 5))
 
 
 def householder(draw: Draw, shape: Shape) -> Householder:
@@ -223,8 +223,8 @@ def random_graph(seed: int, kinds: list = ALL, domain: Domain | None = None, cla
         places = sorted({draw.integer(0, len(shapes) - 1), len(shapes) - 1, len(shapes) - 2})
         add(gather(draw, [shapes[i] for i in places], (4,)), *places)
     last = len(shapes) - 1
-    add(Affine(certify(Dense(draw.normal(classes, 4))), draw.normal(classes)), last - 1)
-    add(Affine(certify(Dense(draw.normal(classes, 4))), None), last)
+    add(Affine(certify(DenseOperator(draw.normal(classes, 4))), draw.normal(classes)), last - 1)
+    add(Affine(certify(DenseOperator(draw.normal(classes, 4))), None), last)
     add(Sum([draw.choose([1.0, 0.7]), -0.3]), last + 1, last + 2)
     return wired(shape, *steps, domain=draw.choose(DOMAINS) if domain is None else domain)
 

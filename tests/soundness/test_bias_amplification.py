@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 import lipflow
 from lipflow import check, frozen, record
-from lipflow.operators import Dense, certified
+from lipflow.operators import DenseOperator, certified
 from lipflow.operators.certified import certify
 from lipflow.primitives import (
-    MONOTONE,
+    NONLINEARITIES,
     Affine,
     AvgPool,
     Constant,
@@ -74,7 +74,7 @@ def _descent(bias: float) -> nn.Sequential:
 
 def _center(bias: float) -> nn.Sequential:
     """x - B + B, by a mean in the input layer."""
-    centre = lipflow.blocks.Center(0.0).double()
+    centre = lipflow.blocks.Normalize(0.0).double()
     centre.mean.fill_(bias)
     return nn.Sequential(centre, _identity(nn.Linear(3, 3), 1, bias))
 
@@ -82,8 +82,10 @@ def _center(bias: float) -> nn.Sequential:
 def _within(bias: float) -> lipflow.Frozen:
     """Biases that cancel inside of one layer: with the rows w and -w, Wᵀσ(Wx + B) = (x + B) - (-x + B) = 2x."""
     identity = torch.eye(3, dtype=torch.float64)
-    op = certify(Dense(torch.cat([identity, -identity])))
-    return chain((3,), Descent(op, torch.full((6,), bias, dtype=torch.float64), MONOTONE["relu"], step_size(op.norm)))
+    op = certify(DenseOperator(torch.cat([identity, -identity])))
+    return chain(
+        (3,), Descent(op, torch.full((6,), bias, dtype=torch.float64), NONLINEARITIES["relu"], step_size(op.norm))
+    )
 
 
 NETWORKS = {
@@ -153,10 +155,10 @@ def test_a_radius_is_lost_by_as_much_as_rounding_costs():
 def _overflows() -> lipflow.Frozen:
     """With ‖W‖ = 1e160, x passes through Wᵀσ(Wx + b) of 1e320, which no float64 holds, however small h is."""
     op, bias = (
-        certify(Dense(torch.tensor([[1e160, 0.0]], dtype=torch.float64))),
+        certify(DenseOperator(torch.tensor([[1e160, 0.0]], dtype=torch.float64))),
         torch.tensor([-0.55e160], dtype=torch.float64),
     )
-    return chain((2,), Descent(op, bias, MONOTONE["relu"], step_size(op.norm)))
+    return chain((2,), Descent(op, bias, NONLINEARITIES["relu"], step_size(op.norm)))
 
 
 def test_an_overflow_on_the_way_is_refused():
@@ -192,15 +194,15 @@ def test_subnormal_weights_are_refused():
 
 EYE = torch.eye(2, dtype=torch.float64)
 SKEW = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
-RELU, BIAS = MONOTONE["relu"], torch.zeros(2, dtype=torch.float64)
+RELU, BIAS = NONLINEARITIES["relu"], torch.zeros(2, dtype=torch.float64)
 WITH = {  # a subnormal number h: how a primitive is made of it, and how it is described to the checker
-    "descent": (lambda h: Descent(certify(Dense(EYE)), BIAS, RELU, h), (EYE, dict(h=...))),
-    "proximal, h": (lambda h: Proximal(certify(Dense(EYE)), BIAS, RELU, h, 0.5, 3, False), None),
+    "descent": (lambda h: Descent(certify(DenseOperator(EYE)), BIAS, RELU, h), (EYE, dict(h=...))),
+    "proximal, h": (lambda h: Proximal(certify(DenseOperator(EYE)), BIAS, RELU, h, 0.5, 3, False), None),
     "proximal": (
-        lambda h: Proximal(certify(Dense(EYE)), BIAS, RELU, 0.5, h, 3, False),
+        lambda h: Proximal(certify(DenseOperator(EYE)), BIAS, RELU, 0.5, h, 3, False),
         (EYE, dict(h=0.5, tau=..., iterations=3, reflect=False)),
     ),
-    "series": (lambda h: TruncatedExponential(certify(Dense(SKEW)), h, 3), (SKEW, dict(h=..., terms=3))),
+    "series": (lambda h: TruncatedExponential(certify(DenseOperator(SKEW)), h, 3), (SKEW, dict(h=..., terms=3))),
     "avg_pool": (lambda h: AvgPool((1, 1), h), (None, dict(window=[1, 1], divisor=...))),
     "sum": (lambda h: Sum([1.0, h]), (None, dict(coefficients=[1.0, ...]))),
     "scale": (lambda h: chain((2,), Scale(torch.tensor([1.0, h], dtype=torch.float64))), None),
@@ -236,9 +238,9 @@ def _checked(kind: str, weight: Tensor | None = None, **entry) -> check.Primitiv
 
 
 def test_layers_that_would_run_for_ever_are_refused():
-    eye, skew = certify(Dense(EYE)), certify(Dense(SKEW))
+    eye, skew = certify(DenseOperator(EYE)), certify(DenseOperator(SKEW))
     with pytest.raises(ValueError, match="proximal"):
-        Proximal(eye, None, MONOTONE["relu"], 0.5, 0.5, MOST_STEPS + 1, False)
+        Proximal(eye, None, NONLINEARITIES["relu"], 0.5, 0.5, MOST_STEPS + 1, False)
     with pytest.raises(ValueError, match="series"):
         TruncatedExponential(skew, 1.0, MOST_TERMS + 1)
     proximal = dict(h=0.5, tau=0.5, reflect=False)
@@ -306,7 +308,7 @@ def test_the_checker_refuses_the_same(small, monkeypatch, tmp_path):
     monkeypatch.setattr(frozen, "require_numbers", lambda vertex: None)
     if small:
         network = chain(
-            (2,), Affine(certify(Dense(torch.tensor([[1.0, 1e-309], [0.0, 1.0]], dtype=torch.float64))), None)
+            (2,), Affine(certify(DenseOperator(torch.tensor([[1.0, 1e-309], [0.0, 1.0]], dtype=torch.float64))), None)
         )
     else:
         network = _overflows()

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 import lipflow
 from lipflow.graph import fold
-from lipflow.operators import Conv2d, Dense
+from lipflow.operators import ConvOperator, DenseOperator
 from lipflow.operators.certified import CertifiedOperator, certify
 from lipflow.primitives import (
     KINDS,
-    MONOTONE,
+    NONLINEARITIES,
     Affine,
     AvgPool,
     Constant,
@@ -123,7 +123,7 @@ def test_errors_are_carried_on_by_the_constants_of_later_layers():
 @pytest.mark.parametrize("name", FREEZABLE)
 def test_no_layer_is_fed_more_than_it_is_told(name, domain):
     """The norms that errors are priced at hold over the whole box, at its corners too, and not at its centre only."""
-    layers = lipflow.blocks.Center(0.5), contract.make(name, trained=True), nn.Flatten()
+    layers = lipflow.blocks.Normalize(0.5), contract.make(name, trained=True), nn.Flatten()
     _fed_no_more_than_told(lipflow.freeze(nn.Sequential(*layers), contract.LAYERS[name].shape, domain))
 
 
@@ -149,11 +149,11 @@ def test_a_bias_counts_at_more_than_one_position():
 
 
 def _dense(rows: int, columns: int, g: Draw, scale: float = 1.0) -> CertifiedOperator:
-    return certify(Dense(scale * g.normal(rows, columns)))
+    return certify(DenseOperator(scale * g.normal(rows, columns)))
 
 
 def _conv(shape: Shape, g: Draw, in_size: tuple[int, int], **geometry) -> CertifiedOperator:
-    return certify(Conv2d(g.normal(*shape), in_size, **geometry))
+    return certify(ConvOperator(g.normal(*shape), in_size, **geometry))
 
 
 def _affine(op: CertifiedOperator, g: Draw, bias: float = 1.0) -> Affine:
@@ -162,17 +162,17 @@ def _affine(op: CertifiedOperator, g: Draw, bias: float = 1.0) -> Affine:
 
 def _descent(op: CertifiedOperator, g: Draw, name: str = "relu", bias: float = 1.0) -> Descent:
     h = 2 / op.norm**2 * (1 - 2.0**-30)
-    return Descent(op, bias * g.normal(op.out_shape[0]), MONOTONE[name], h)
+    return Descent(op, bias * g.normal(op.out_shape[0]), NONLINEARITIES[name], h)
 
 
 def _proximal(op: CertifiedOperator, g: Draw, reflect: bool, bias: bool = True) -> Proximal:
     tau = 2 / (2 + op.norm**2) * (1 - 2.0**-30)
-    return Proximal(op, g.normal(op.out_shape[0]) if bias else None, MONOTONE["relu"], 1.0, tau, 20, reflect)
+    return Proximal(op, g.normal(op.out_shape[0]) if bias else None, NONLINEARITIES["relu"], 1.0, tau, 20, reflect)
 
 
 def _skew(g: Draw) -> CertifiedOperator:
     m = g.normal(3, 3)
-    return certify(Dense((m - m.T) / 2))
+    return certify(DenseOperator((m - m.T) / 2))
 
 
 def _gather(index: Sequence, *sizes: int) -> Gather:
@@ -419,7 +419,7 @@ def test_rows_that_are_equal_but_for_rounding():
     g = Draw(torch.Generator().manual_seed(0))
     for size in (1.0, 1e-40):
         w, a, order = size * g.normal(1, 6), size * g.normal(6, 6), torch.tensor([3, 1, 5, 0, 2, 4])
-        matrices = [Affine(certify(Dense(m)), None) for m in (a, a[order], w, w[:, order] * (1 + 2.0**-52))]
+        matrices = [Affine(certify(DenseOperator(m)), None) for m in (a, a[order], w, w[:, order] * (1 + 2.0**-52))]
         places = (1,), (1,), (2,), (3,)
         steps = (Pointwise("relu"), (0,)), *zip(matrices, places, strict=True), (_gather([0, 1], 1, 1), (4, 5))
         frozen = wired((6,), *steps)
@@ -437,7 +437,7 @@ def test_rows_that_a_processor_may_read_as_nothing(flush):
     torch.set_flush_denormal(flush)  # where the processor can
     try:
         big = Scale(torch.full((100,), 2.0**890, dtype=torch.float64))
-        matrices = [Affine(certify(Dense(m)), None) for m in (first, last)]
+        matrices = [Affine(certify(DenseOperator(m)), None) for m in (first, last)]
         frozen = graphs.chain((100,), big, Pointwise("relu"), *matrices)
     finally:
         torch.set_flush_denormal(False)

@@ -22,7 +22,7 @@ from lipflow import blocks, check, record
 from lipflow.graph import Graph
 from lipflow.graph.file import describe
 from lipflow.node import Vertex
-from lipflow.operators import Conv2d, Dense
+from lipflow.operators import ConvOperator, DenseOperator
 from lipflow.operators.certified import certify
 from lipflow.primitives import (
     Affine,
@@ -49,7 +49,7 @@ def _zeros(*shape: int) -> Tensor:
 
 
 def _matrix(weight: Tensor) -> Affine:
-    return Affine(certify(Dense(weight)), None)
+    return Affine(certify(DenseOperator(weight)), None)
 
 
 def _joined(copies: int) -> Tensor:
@@ -72,11 +72,11 @@ def _flat(entries: int) -> Gather:
 def _too_small() -> list[Step]:
     """A second difference bounded at one pixel, where its norm is 2, and run at two, where it is 3."""
     kernel = torch.tensor([[[[-1.0, 2.0, -1.0]]]], dtype=torch.float64)
-    return [(Affine(certify(Conv2d(kernel, (1, 1), (0, 1))), None), (0,)), (_flat(2), (1,))]
+    return [(Affine(certify(ConvOperator(kernel, (1, 1), (0, 1))), None), (0,)), (_flat(2), (1,))]
 
 
-def _one_by_one() -> Conv2d:
-    return Conv2d(torch.ones(1, 1, 1, 1, dtype=torch.float64), (1, 2), 0)
+def _one_by_one() -> ConvOperator:
+    return ConvOperator(torch.ones(1, 1, 1, 1, dtype=torch.float64), (1, 2), 0)
 
 
 FORGERIES: dict[str, tuple[Callable[[], list[Step]], tuple[int, ...]]] = {
@@ -293,7 +293,7 @@ def _honest() -> lipflow.Frozen:
         (bias, ()),
         (Sum([1.0, -1.0]), (4, 5)),
         (Scale(torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)), (6,)),
-        (Affine(certify(Dense(last)), torch.zeros(2, dtype=torch.float64)), (7,)),
+        (Affine(certify(DenseOperator(last)), torch.zeros(2, dtype=torch.float64)), (7,)),
     )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import lipflow
 from lipflow import blocks
-from lipflow.operators import Conv2d, Dense, norm_estimate
+from lipflow.operators import ConvOperator, DenseOperator, norm_estimate
 from lipflow.operators.norm import start_vector
 from lipflow.primitives import Descent, Gather
 from lipflow.primitives.descent import step_size
@@ -43,17 +43,17 @@ def _hidden(shape: tuple[int, ...]) -> Tensor:
     return (other / other.norm())[:, None]
 
 
-def _operator(weight: Tensor, shape: tuple[int, ...], **geometry) -> Dense | Conv2d:
-    return Dense(weight) if weight.ndim == 2 else Conv2d(weight, (shape[1], shape[2]), **geometry)
+def _operator(weight: Tensor, shape: tuple[int, ...], **geometry) -> DenseOperator | ConvOperator:
+    return DenseOperator(weight) if weight.ndim == 2 else ConvOperator(weight, (shape[1], shape[2]), **geometry)
 
 
-def _frozen_layer(op: Dense | Conv2d, centre: Tensor, reach: float) -> Descent:
+def _frozen_layer(op: DenseOperator | ConvOperator, centre: Tensor, reach: float) -> Descent:
     """The Convex Potential Layer that `freeze` makes of a weight, with a bias that keeps every unit on: for all inputs
     within `reach` of a centre."""
-    geometry = {} if isinstance(op, Dense) else dict(padding=((op.rows.before,) * 2, (op.columns.before,) * 2))
+    geometry = {} if isinstance(op, DenseOperator) else dict(padding=((op.rows.before,) * 2, (op.columns.before,) * 2))
     rows = op.weight.shape[0]
-    make = lipflow.cpl_dense if isinstance(op, Dense) else lipflow.cpl_conv
-    kernel = () if isinstance(op, Dense) else (tuple(op.weight.shape[2:]),)
+    make = lipflow.cpl_dense if isinstance(op, DenseOperator) else lipflow.cpl_conv
+    kernel = () if isinstance(op, DenseOperator) else (tuple(op.weight.shape[2:]),)
     layer = make(op.in_shape[0], rows, *kernel, **geometry).double()
     layer.field.weight.weight = nn.Parameter(op.weight)
     p = primitives(lipflow.freeze(nn.Sequential(layer, nn.Flatten()), in_shape=op.in_shape))[0]
@@ -255,7 +255,7 @@ def test_pair_bounds_are_never_below_the_exact_ones():
 @pytest.mark.parametrize("std", [0.25, [0.1, 0.5]])
 def test_a_standard_deviation_counts(std):
     """Dividing by std stretches by 1/min(std), and the certificate must say so."""
-    frozen = lipflow.freeze(nn.Sequential(blocks.Center([0.3, 0.4], std), nn.Flatten()), in_shape=(2, 1, 1))
+    frozen = lipflow.freeze(nn.Sequential(blocks.Normalize([0.3, 0.4], std), nn.Flatten()), in_shape=(2, 1, 1))
     x = torch.tensor([[0.5, 0.5], [0.25, 0.5]], dtype=torch.float64).reshape(2, 2, 1, 1)
     stretch = float((frozen(x)[0] - frozen(x)[1]).norm() / (x[0] - x[1]).norm())
     assert stretch > 3

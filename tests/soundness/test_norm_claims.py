@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lipflow import Conv2d, Dense, check
+from lipflow import ConvOperator, DenseOperator, check
 from lipflow.operators import norm
 from lipflow.operators.certified import certify
 from tests.operators.geometry import Geometry, draw_geometry, gaussian, svd_norm
@@ -21,7 +21,7 @@ from tests.soundness.graphs import Draw, fourier
 EXACT = [0, 0]
 
 
-def claim_of(op: Conv2d) -> tuple[check.Linear, dict]:
+def claim_of(op: ConvOperator) -> tuple[check.Linear, dict]:
     """An operator as the checker holds it, and what its certificate says of its norm."""
     held = certify(op)
     return check.Linear(held.weight.numpy(), held.geometry), held.proof
@@ -35,7 +35,7 @@ def accepted(held: check.Linear, claim: dict) -> bool:
     return True
 
 
-def case(seed: int) -> tuple[Geometry, Conv2d, float, float]:
+def case(seed: int) -> tuple[Geometry, ConvOperator, float, float]:
     geometry = draw_geometry(random.Random(seed).randint)
     geometry = dataclasses.replace(geometry, mode="circular" if seed % 5 == 0 else "zeros")
     kernel = gaussian(geometry.kernel_shape, torch.Generator().manual_seed(seed))
@@ -78,7 +78,7 @@ def test_a_norm_of_nothing_but_rounding_is_accepted(name):
     for seed in range(20):
         kernel = gaussian(shape, torch.Generator().manual_seed(seed))
         kernel = kernel - kernel.flip(2, 3)
-        op = Conv2d(kernel, size, "same", "circular", dilation=dilation, groups=shape[0])
+        op = ConvOperator(kernel, size, "same", "circular", dilation=dilation, groups=shape[0])
         held, claim = claim_of(op)
         assert claim["norm"] < 1e-11
         assert accepted(held, claim), seed
@@ -86,7 +86,7 @@ def test_a_norm_of_nothing_but_rounding_is_accepted(name):
 
 def test_strips_prove_what_a_torus_cannot_and_nothing_below_the_norm():
     """A 2×2 blur of 6×6 pixels: the plain torus of side 7 says 4, its value at the frequency 0."""
-    op = Conv2d(torch.ones(1, 1, 2, 2, dtype=torch.float64), (6, 6), padding=((1, 0), (1, 0)))
+    op = ConvOperator(torch.ones(1, 1, 2, 2, dtype=torch.float64), (6, 6), padding=((1, 0), (1, 0)))
     held, claim = claim_of(op)
     value, error = svd_norm(Geometry((6, 6), (2, 2), (1, 1), (0, 0)).matrix(op.kernel))
     assert claim["torus"] == [EXACT, EXACT]
@@ -98,12 +98,12 @@ def test_strips_prove_what_a_torus_cannot_and_nothing_below_the_norm():
 
 @pytest.mark.parametrize("hint", [[EXACT], [EXACT, EXACT, EXACT], [], [[7, 0], EXACT], [EXACT, [6, 0]], [[0], [0]]])
 def test_a_hint_that_is_no_proof_is_rejected(hint):
-    held, claim = claim_of(Conv2d(torch.ones(1, 1, 3, 3, dtype=torch.float64), (6, 6)))
+    held, claim = claim_of(ConvOperator(torch.ones(1, 1, 3, 3, dtype=torch.float64), (6, 6)))
     assert not accepted(held, dict(claim, norm=100.0, torus=hint))
 
 
 def test_circular_padding_cannot_be_cut_into_strips():
-    op = Conv2d(torch.ones(1, 1, 3, 3, dtype=torch.float64), (6, 6), padding_mode="circular")
+    op = ConvOperator(torch.ones(1, 1, 3, 3, dtype=torch.float64), (6, 6), padding_mode="circular")
     held, claim = claim_of(op)
     assert accepted(held, claim)
     assert not accepted(held, dict(claim, norm=100.0, torus=[EXACT, EXACT]))
@@ -112,7 +112,7 @@ def test_circular_padding_cannot_be_cut_into_strips():
 
 @pytest.mark.parametrize("out", [5, 45])
 def test_the_strips_of_a_large_convolution_are_verified(out):
-    op = Conv2d(gaussian((out, 45, 3, 3), torch.Generator().manual_seed(3)), (32, 20))
+    op = ConvOperator(gaussian((out, 45, 3, 3), torch.Generator().manual_seed(3)), (32, 20))
     held, claim = claim_of(op)
     assert claim["torus"][0] == EXACT
     assert claim["torus"][1] != EXACT
@@ -128,8 +128,8 @@ def _described(kind: str, seed: int) -> tuple[dict, dict, dict, float]:
     """(description, tensors, claim, a number just below the norm) of a random operator of a kind."""
     draw = Draw(torch.Generator().manual_seed(seed))
     op = {
-        "matrix": lambda: certify(Dense(draw.normal(4, 3))),
-        "convolution": lambda: certify(Conv2d(draw.normal(2, 3, 3, 2), (4, 5), stride=2)),
+        "matrix": lambda: certify(DenseOperator(draw.normal(4, 3))),
+        "convolution": lambda: certify(ConvOperator(draw.normal(2, 3, 3, 2), (4, 5), stride=2)),
         "fourier": lambda: fourier(draw, (3, 4, 5)),
     }[kind]()
     if kind == "fourier":

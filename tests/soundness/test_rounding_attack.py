@@ -17,7 +17,7 @@ from torch import Tensor
 
 import lipflow
 from lipflow.certificate import from_logits
-from lipflow.operators import Dense
+from lipflow.operators import DenseOperator
 from lipflow.operators.certified import certify
 from lipflow.primitives import Affine
 from lipflow.rounding import sqrt_up
@@ -162,7 +162,7 @@ def test_the_attack_breaks_what_has_no_slack(weakened, dtype, trained):
 def _tight(seed: int) -> lipflow.Frozen:
     """Rotations and reflections of 3 pixels, run one after the other: every pair bound is attained, everywhere."""
     draw = Draw(torch.Generator().manual_seed(seed))
-    turns = [certify(Dense(torch.linalg.qr(draw.normal(3, 3)).Q)) for _ in range(3)]
+    turns = [certify(DenseOperator(torch.linalg.qr(draw.normal(3, 3)).Q)) for _ in range(3)]
     return chain((3,), *(Affine(op, draw.normal(3)) for op in turns))
 
 

@@ -3,22 +3,22 @@
 from lipflow.blocks.activation import Abs, GroupSort, Householder, MaxMin
 from lipflow.blocks.affine import Affine, Parameterisation, Scaled, reshaped_conv, spectral_conv, spectral_dense
 from lipflow.blocks.bcop import BlockConvolution, Orthonormal, bcop_conv, bjorck_dense
+from lipflow.blocks.bias import Bias
 from lipflow.blocks.cayley import CayleyMatrix, CayleySymbols, cayley_conv, cayley_dense
 from lipflow.blocks.flip import FlipAverage
 from lipflow.blocks.head import Head, LastLayerNormalization, Truncate
-from lipflow.blocks.normalize import Center
+from lipflow.blocks.normalize import Normalize
 from lipflow.blocks.resize import AvgPool, Flatten, MaxPool, PadChannels, SpaceToDepth, TakeChannels
-from lipflow.blocks.shift import Shift
 from lipflow.blocks.soc import soc_conv, soc_dense
 
 __all__ = [
     "Abs",
     "Affine",
     "AvgPool",
+    "Bias",
     "BlockConvolution",
     "CayleyMatrix",
     "CayleySymbols",
-    "Center",
     "Flatten",
     "FlipAverage",
     "GroupSort",
@@ -27,11 +27,11 @@ __all__ = [
     "LastLayerNormalization",
     "MaxMin",
     "MaxPool",
+    "Normalize",
     "Orthonormal",
     "PadChannels",
     "Parameterisation",
     "Scaled",
-    "Shift",
     "SpaceToDepth",
     "TakeChannels",
     "Truncate",

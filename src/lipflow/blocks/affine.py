@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from lipflow.blocks.shift import new_bias
+from lipflow.blocks.bias import new_bias
 from lipflow.flows.cache import Cache
 from lipflow.flows.scale import ReshapedScale, Scale, SpectralScale
 from lipflow.flows.weight import ConvWeight, DenseWeight, Weight

@@ -13,7 +13,7 @@ from lipflow.blocks.affine import Affine, Parameterisation
 from lipflow.fast.torch_state import to_keep
 from lipflow.flows.cache import Cache
 from lipflow.flows.weight import require_flat, require_positive
-from lipflow.operators import Conv2d, Dense
+from lipflow.operators import ConvOperator, DenseOperator
 from lipflow.operators.norm import in_full
 
 ITERATIONS = 20  # of Björck's, as published
@@ -98,7 +98,7 @@ class BlockConvolution(Parameterisation):
             kernel = turn(kernel, q, axis)
         return kernel if kernel.shape[:2] == self.sizes[::-1] else kernel.transpose(0, 1)
 
-    def forward(self, x: Tensor) -> Conv2d:
+    def forward(self, x: Tensor) -> ConvOperator:
         shape = tuple(x.shape[1:])
         if len(shape) != 3 or shape[0] != self.sizes[0]:
             raise ValueError(
@@ -108,7 +108,7 @@ class BlockConvolution(Parameterisation):
         if self.seen.shape[1:] != shape[1:] and (self.training or 0 in self.seen.shape[1:]):
             with to_keep():
                 self.seen = self.seen.new_empty(0, *shape[1:])
-        return Conv2d(kernel, (shape[1], shape[2]), padding="same", padding_mode="circular")
+        return ConvOperator(kernel, (shape[1], shape[2]), padding="same", padding_mode="circular")
 
     def extra_repr(self) -> str:
         height, width = self.axes.count(0) + 1, self.axes.count(1) + 1
@@ -132,9 +132,9 @@ class Orthonormal(Parameterisation):
     def fan_in(self) -> int:
         return self.weight.shape[1]
 
-    def forward(self, x: Tensor) -> Dense:
+    def forward(self, x: Tensor) -> DenseOperator:
         require_flat(x.shape[1:], self.channels[0])
-        return Dense(self.matrix() if self.training else self.cache.transform(self.matrix, self.weight))
+        return DenseOperator(self.matrix() if self.training else self.cache.transform(self.matrix, self.weight))
 
     def matrix(self) -> Tensor:
         """The matrix `(out, in)`."""

@@ -14,7 +14,7 @@ from lipflow.flows.cache import Cache
 from lipflow.flows.resolvent import inverse, symbols
 from lipflow.flows.scale import LearnedScale
 from lipflow.flows.weight import ConvWeight, DenseWeight, require_flat
-from lipflow.operators import Conv2d, Dense, FourierMultiplier, LinearOperator
+from lipflow.operators import ConvOperator, DenseOperator, FourierMultiplier, LinearOperator
 from lipflow.operators.norm import in_full
 
 
@@ -51,10 +51,10 @@ class CayleyMatrix(Parameterisation):
     def fan_in(self) -> int:
         return self.weight.weight[0].numel()
 
-    def forward(self, x: Tensor) -> Dense:
+    def forward(self, x: Tensor) -> DenseOperator:
         require_flat(x.shape[1:], self.channels[0])
         weights = self.weight.weight, self.scale.alpha
-        return Dense(self.matrix() if self.training else self.cache.transform(self.matrix, *weights))
+        return DenseOperator(self.matrix() if self.training else self.cache.transform(self.matrix, *weights))
 
     def matrix(self) -> Tensor:
         """The matrix `(out, in)`."""
@@ -102,7 +102,7 @@ class CayleySymbols(Parameterisation):
     def matrices(self, op: LinearOperator) -> Tensor:
         """The matrix at each frequency of rfft2."""
         scaled = op.with_weight(op.weight * self.scale(op, self.weight))
-        assert isinstance(scaled, Conv2d)
+        assert isinstance(scaled, ConvOperator)
         return cayley_transform(symbols(scaled)[0])
 
 

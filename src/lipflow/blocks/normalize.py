@@ -9,7 +9,7 @@ from torch import Tensor, nn
 Values = float | Sequence[float]
 
 
-class Center(nn.Module):
+class Normalize(nn.Module):
     """(x - mean)/std for each channel; without std it only shifts, and L = 1. With std, L = 1/min(std).
 
     It is part of the model, so that models take pixels in [0, 1] and certificates speak of pixels.
@@ -25,9 +25,9 @@ class Center(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim < 2 or len(self.mean) not in (1, x.shape[1]):
-            raise ValueError(f"Center has {len(self.mean)} channels; the input is {tuple(x.shape)}")
+            raise ValueError(f"Normalize has {len(self.mean)} channels; the input is {tuple(x.shape)}")
         if not x.is_floating_point():
-            raise TypeError(f"Center takes pixels as floats in [0, 1], not {x.dtype}; bytes are images / 255")
+            raise TypeError(f"Normalize takes pixels as floats in [0, 1], not {x.dtype}; bytes are images / 255")
         shape = (-1, *[1] * (x.ndim - 2))
         centred = x - self.mean.reshape(shape)
         return centred if self.std is None else centred / self.std.reshape(shape)

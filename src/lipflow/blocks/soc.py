@@ -8,8 +8,8 @@ import math
 
 from torch import nn
 
+from lipflow.blocks.bias import Bias
 from lipflow.blocks.resize import PadChannels, SpaceToDepth, TakeChannels
-from lipflow.blocks.shift import Shift
 from lipflow.flows import ConvWeight, DenseWeight, Exponential, Flow, ReshapedScale, Skew
 
 # The published layer convolves 12 times in evaluation and 5 times in training; the identity is a term too.
@@ -62,4 +62,4 @@ def _resized(flow: Flow, read: int, channels: int, out: int, bias: bool) -> list
     """A flow on `channels` channels, between others: zeros before it, the first of them after it, and a bias."""
     widen = [PadChannels(channels)] if read < channels else []
     narrow = [TakeChannels(out)] if out < channels else []
-    return [*widen, flow, *narrow, *([Shift(out)] if bias else [])]
+    return [*widen, flow, *narrow, *([Bias(out)] if bias else [])]

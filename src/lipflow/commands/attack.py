@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from lipflow.attack import PGD
     from lipflow.frozen import Frozen
-    from lipflow.report.evidence import Certificate, Outcome
+    from lipflow.report.run_results import Certificate, Outcome
     from lipflow.train.distributed import Ranks
 
 AT_ONCE = 100  # images between two signs of progress
@@ -75,7 +75,7 @@ def over_ranks(arguments: Attack, radii: tuple[str, ...], ranks: "Ranks") -> int
     from lipflow.attack import PGD, pgd
     from lipflow.files import sha256
     from lipflow.frozen import Frozen
-    from lipflow.report.evidence import Examples, Outcome, read_certificate
+    from lipflow.report.run_results import Examples, Outcome, read_certificate
     from lipflow.report.table import percent
     from lipflow.rounding import down
     from lipflow.train.recipe import radius

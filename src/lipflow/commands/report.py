@@ -33,8 +33,8 @@ def report(arguments: Report) -> int:
     from lipflow.pretrained import folder_of
     from lipflow.report import figure
     from lipflow.report.consistency import contradictions
-    from lipflow.report.evidence import read_all
     from lipflow.report.page import page
+    from lipflow.report.run_results import read_all
     from lipflow.report.table import markdown, summarise
 
     for flag, path in (("--out", arguments.out), ("--markdown", arguments.markdown)):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from lipflow.fast.torch_state import is_batch_of_gradients, transformed
-from lipflow.operators import Conv2d, Dense, LinearOperator
+from lipflow.operators import ConvOperator, DenseOperator, LinearOperator
 from lipflow.operators.columns import Columns
 from lipflow.operators.norm import in_full, norm
 
@@ -73,12 +73,14 @@ class Layer(NamedTuple):
         a, b = self.op, other.op
         if not (isinstance(self.h, NormStep) and isinstance(other.h, NormStep)):
             return False
-        if not (self.by_columns(x) and other.by_columns(x) and isinstance(a, Conv2d) and isinstance(b, Conv2d)):
+        if not (isinstance(a, ConvOperator) and isinstance(b, ConvOperator)):
+            return False
+        if not (self.by_columns(x) and other.by_columns(x)):
             return False
         return a.kernel.shape == b.kernel.shape and (a.rows, a.columns) == (b.rows, b.columns)
 
     def by_columns(self, x: Tensor) -> bool:
-        return isinstance(self.op, Conv2d) and _by_columns(self.op, products(x))
+        return isinstance(self.op, ConvOperator) and _by_columns(self.op, products(x))
 
 
 def shift(y: Tensor, bias: Tensor | None) -> Tensor:
@@ -98,7 +100,7 @@ def descend(x: Tensor, *layers: Layer) -> Tensor:
 def _fusible(x: Tensor, op: LinearOperator) -> bool:
     """Whether x and W are numbers in memory; compilers, transforms and float16 take the plain form."""
     return (
-        type(op) in (Dense, Conv2d)  # what extends them may compute anything
+        type(op) in (DenseOperator, ConvOperator)  # what extends them may compute anything
         and not x.is_meta
         and not torch.compiler.is_compiling()
         and not transformed()
@@ -273,16 +275,16 @@ def _runners(layers: Sequence[Layer], dtype: torch.dtype, rounded: Sequence[Tens
     runners: list[Runner] = []
     for i, op in enumerate(layer.op for layer in layers):
         known = rounded[i] if rounded else None
-        if isinstance(op, Dense):
+        if isinstance(op, DenseOperator):
             runners.append(_Matrix(op, dtype, known))
         else:
-            assert isinstance(op, Conv2d)
+            assert isinstance(op, ConvOperator)
             like = runners[0] if runners and isinstance(runners[0], Columns) else None
             runners.append(Columns(op, like) if _by_columns(op, dtype) else _Convolution(op, dtype, known))
     return runners
 
 
-def _by_columns(op: Conv2d, dtype: torch.dtype) -> bool:
+def _by_columns(op: ConvOperator, dtype: torch.dtype) -> bool:
     out, into = op.kernel.shape[:2]
     few = dtype == torch.float64 or (out < MIN_CHANNELS and dtype == op.kernel.dtype)  # oneDNN has no float64
     return few and out <= into and op.groups == 1 and op.padding_mode == "zeros" and op.kernel.device.type == "cpu"
@@ -291,7 +293,7 @@ def _by_columns(op: Conv2d, dtype: torch.dtype) -> bool:
 class _Matrix:
     """A matrix, whose products are added to what is there."""
 
-    def __init__(self, op: Dense | Conv2d, dtype: torch.dtype, rounded: Tensor | None = None) -> None:
+    def __init__(self, op: DenseOperator | ConvOperator, dtype: torch.dtype, rounded: Tensor | None = None) -> None:
         self.full, self.dtype = op.weight, dtype
         low = rounded if rounded is not None else op.weight.detach().to(dtype)
         self.op = op if dtype == op.weight.dtype else op.with_weight(low)
@@ -331,7 +333,7 @@ class _Matrix:
 class _Convolution(_Matrix):
     """A convolution as torch runs it."""
 
-    op: Conv2d
+    op: ConvOperator
 
     def gradient(self) -> Tensor:
         return torch.zeros_like(self.full)

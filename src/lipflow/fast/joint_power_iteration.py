@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-from lipflow.operators import Conv2d, LinearOperator
+from lipflow.operators import ConvOperator, LinearOperator
 from lipflow.operators.columns import run
 from lipflow.operators.norm import in_full, power_iteration
 
@@ -23,7 +23,7 @@ def joint_power_iteration(ops: Sequence[LinearOperator], us: Sequence[Tensor]) -
     alike: dict[Hashable, list[int]] = defaultdict(list)
     for i, (op, u) in enumerate(zip(ops, us, strict=True)):
         # Matrices are read once in any case: to stack them would only copy them.
-        together = isinstance(op, Conv2d) and not u.is_meta
+        together = isinstance(op, ConvOperator) and not u.is_meta
         alike[(op.weight.shape, repr(op.geometry), u.dtype, u.device) if together else i].append(i)
     groups = [group[i : i + MAX_GROUP] for group in alike.values() for i in range(0, len(group), MAX_GROUP)]
     new: dict[int, Tensor] = {}
@@ -31,16 +31,16 @@ def joint_power_iteration(ops: Sequence[LinearOperator], us: Sequence[Tensor]) -
         if len(group) == 1:
             found = [power_iteration(ops[group[0]], us[group[0]], 1)]
         else:
-            convolutions = [op for op in (ops[i] for i in group) if isinstance(op, Conv2d)]
+            convolutions = [op for op in (ops[i] for i in group) if isinstance(op, ConvOperator)]
             found = _iterate_as_one(convolutions, torch.stack([us[i] for i in group]))
         new.update(zip(group, found, strict=True))
     return [new[i] for i in range(len(ops))]
 
 
-def _iterate_as_one(ops: Sequence[Conv2d], us: Tensor) -> list[Tensor]:
+def _iterate_as_one(ops: Sequence[ConvOperator], us: Tensor) -> list[Tensor]:
     count = len(ops)
     geometry = dict(ops[0].geometry, groups=count * ops[0].groups)
-    op = Conv2d(torch.cat([other.kernel.detach() for other in ops]), **geometry)
+    op = ConvOperator(torch.cat([other.kernel.detach() for other in ops]), **geometry)
     with in_full(us):
         v = _units(_apply(op, us.reshape(1, *op.in_shape)), count)
         new = _units(_apply(op, v, forward=False), count).reshape(us.shape)
@@ -49,7 +49,7 @@ def _iterate_as_one(ops: Sequence[Conv2d], us: Tensor) -> list[Tensor]:
     return list(torch.where(moved.reshape(-1, *[1] * (us.ndim - 1)), new, us))
 
 
-def _apply(op: Conv2d, x: Tensor, forward: bool = True) -> Tensor:
+def _apply(op: ConvOperator, x: Tensor, forward: bool = True) -> Tensor:
     if op.padding_mode == "zeros" and x.device.type == "cpu":
         return run(op, x, forward)
     return op(x) if forward else op.adjoint(x)

@@ -6,10 +6,10 @@ from lipflow.flows.scale import LearnedScale, ReshapedScale, Scale, SpectralScal
 from lipflow.flows.sequential import Sequential, fuse
 from lipflow.flows.step import ExplicitEuler, Exponential, ImplicitEuler, Midpoint, Split, Step
 from lipflow.flows.weight import ConvWeight, DenseWeight, Weight
-from lipflow.primitives import MONOTONE, Monotone
+from lipflow.primitives import NONLINEARITIES, Nonlinearity
 
 __all__ = [
-    "MONOTONE",
+    "NONLINEARITIES",
     "ConvWeight",
     "Convex",
     "ConvexPlusSkew",
@@ -22,7 +22,7 @@ __all__ = [
     "ImplicitEuler",
     "LearnedScale",
     "Midpoint",
-    "Monotone",
+    "Nonlinearity",
     "Potential",
     "ReshapedScale",
     "Scale",

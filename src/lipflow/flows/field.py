@@ -17,8 +17,8 @@ from lipflow.fast.descent import shift, two_over
 from lipflow.flows.cache import Cache
 from lipflow.flows.scale import Scale
 from lipflow.flows.weight import ConvWeight, Weight
-from lipflow.operators import Conv2d, LinearOperator
-from lipflow.primitives import MONOTONE, Monotone, Norm
+from lipflow.operators import ConvOperator, LinearOperator
+from lipflow.primitives import NONLINEARITIES, Nonlinearity, Norm
 from lipflow.primitives.nonlinearity import name_of
 from lipflow.rounding import mul_up
 from lipflow.shapes import Shape
@@ -29,7 +29,7 @@ class Parts(NamedTuple):
 
     op: LinearOperator
     bias: Tensor | None
-    sigma: Monotone
+    sigma: Nonlinearity
 
 
 class Convex(nn.Module, ABC):
@@ -72,7 +72,7 @@ class ConvexPotential(Convex):
     f is convex as σ does not decrease, and s‖W‖²-smooth as σ has slopes in [0, s] (Meunier et al. 2022, section 4.1).
     """
 
-    def __init__(self, weight: Weight, sigma: str | Monotone = "relu", bias: bool = True) -> None:
+    def __init__(self, weight: Weight, sigma: str | Nonlinearity = "relu", bias: bool = True) -> None:
         super().__init__()
         self.weight, self.sigma = weight, monotone(sigma)
         fan_in = math.prod(weight.weight.shape[1:])
@@ -182,14 +182,15 @@ class ConvexPlusSkew(nn.Module):
 Field = Convex | Skew | ConvexPlusSkew
 
 
-def monotone(sigma: str | Monotone) -> Monotone:
+def monotone(sigma: str | Nonlinearity) -> Nonlinearity:
     """σ by name or as given; one that decreases somewhere, or has no finite slope, is refused."""
+    takes = f"sigma is one of {', '.join(NONLINEARITIES)}, or a Nonlinearity with its slopes, not {sigma!r}"
     if isinstance(sigma, str):
-        if sigma not in MONOTONE:
-            raise ValueError(f"sigma is one of {', '.join(MONOTONE)}, or a Monotone with its slopes, not {sigma!r}")
-        return MONOTONE[sigma]
-    if not isinstance(sigma, Monotone):
-        raise TypeError(f"sigma is one of {', '.join(MONOTONE)}, or a Monotone with its slopes, not {sigma!r}")
+        if sigma not in NONLINEARITIES:
+            raise ValueError(takes)
+        return NONLINEARITIES[sigma]
+    if not isinstance(sigma, Nonlinearity):
+        raise TypeError(takes)
     if _learns(sigma):
         raise ValueError("σ has parameters of its own, which a Convex Potential Layer would not train")
     if not 0 <= sigma.low <= sigma.high < math.inf or sigma.high == 0:
@@ -200,7 +201,7 @@ def monotone(sigma: str | Monotone) -> Monotone:
     return sigma
 
 
-def _learns(sigma: Monotone) -> bool:
+def _learns(sigma: Nonlinearity) -> bool:
     if isinstance(sigma.function, nn.Module):
         return any(p.requires_grad for p in sigma.function.parameters())
     with torch.enable_grad():
@@ -209,7 +210,7 @@ def _learns(sigma: Monotone) -> bool:
 
 def skew_part(op: LinearOperator) -> LinearOperator:
     """A = (M - Mᵀ)/2 of a square operator M."""
-    return op.with_weight(skew_kernel(op.weight, op.groups if isinstance(op, Conv2d) else 1))
+    return op.with_weight(skew_kernel(op.weight, op.groups if isinstance(op, ConvOperator) else 1))
 
 
 def skew_kernel(weight: Tensor, groups: int = 1) -> Tensor:
@@ -227,7 +228,7 @@ def groups_of(weight: Weight) -> int:
 
 def _require_symmetric_window(weight: ConvWeight) -> None:
     height, width = weight.weight.shape[2:]
-    op = Conv2d(weight.weight, (height * 8, width * 8), **weight.geometry)
+    op = ConvOperator(weight.weight, (height * 8, width * 8), **weight.geometry)
     for axis in (op.rows, op.columns):
         if axis.kernel % 2 == 0:
             raise ValueError(

@@ -7,7 +7,7 @@ from lipflow.flows.step import ExplicitEuler, Exponential, ImplicitEuler, Midpoi
 from lipflow.flows.weight import ConvWeight, DenseWeight, Weight
 from lipflow.node import Node
 from lipflow.operators.conv import Padding
-from lipflow.primitives import Monotone
+from lipflow.primitives import Nonlinearity
 
 
 class Flow(nn.Module):
@@ -46,22 +46,22 @@ def cpl_conv(
     dilation: int | tuple[int, int] = 1,
     groups: int = 1,
     in_size: tuple[int, int] | None = None,
-    sigma: str | Monotone = "relu",
+    sigma: str | Nonlinearity = "relu",
     bias: bool = True,
     h: float | None = None,
 ) -> Flow:
     """The convolutional Convex Potential Layer x - (2/s‖W‖²)·Wᵀσ(Wx + b), W from `channels` to `inner` channels.
 
-    `sigma` is a name, or a `Monotone` with its slopes. A fixed `h` takes the place of 2/(s‖W‖²): the paper's relaxed
-    layer, which may stretch, and says so. The input size is learned from the first batch, or given as `in_size`; the
-    rest is as in nn.Conv2d.
+    `sigma` is a name, or a `Nonlinearity` with its slopes. A fixed `h` takes the place of 2/(s‖W‖²): the paper's
+    relaxed layer, which may stretch, and says so. The input size is learned from the first batch, or given as
+    `in_size`; the rest is as in nn.Conv2d.
     """
     weight = ConvWeight(channels, inner, kernel_size, padding, padding_mode, stride, dilation, groups, in_size)
     return Flow(ConvexPotential(weight, sigma, bias), ExplicitEuler(h))
 
 
 def cpl_dense(
-    features: int, inner: int, *, sigma: str | Monotone = "relu", bias: bool = True, h: float | None = None
+    features: int, inner: int, *, sigma: str | Nonlinearity = "relu", bias: bool = True, h: float | None = None
 ) -> Flow:
     """The dense Convex Potential Layer x - (2/s‖W‖²)·Wᵀσ(Wx + b), W of `inner` rows; see `cpl_conv`."""
     return Flow(ConvexPotential(DenseWeight(features, inner), sigma, bias), ExplicitEuler(h))
@@ -74,7 +74,7 @@ def proximal(
     *,
     padding_mode: str = "zeros",
     in_size: tuple[int, int] | None = None,
-    sigma: str | Monotone = "relu",
+    sigma: str | Nonlinearity = "relu",
     h: float = 1.0,
     iterations: int | None = None,
 ) -> Flow:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lipflow.flows.field import Skew
-from lipflow.operators import Conv2d, Dense, LinearOperator
+from lipflow.operators import ConvOperator, DenseOperator, LinearOperator
 from lipflow.operators.fourier import phases, symbol
 from lipflow.operators.multiplier import multiply
 from lipflow.operators.norm import in_full
@@ -27,9 +27,9 @@ def resolvent_step(field: Skew, x: Tensor, alpha: float, beta: float) -> Tensor:
 
 def resolvent(op: LinearOperator, alpha: float, beta: float) -> Tensor:
     """(I - αA)⁻¹(I + βA), as a matrix or one at each frequency. It exists, as the eigenvalues of A are imaginary."""
-    if isinstance(op, Dense):
+    if isinstance(op, DenseOperator):
         return rational(op.weight, alpha, beta)
-    assert isinstance(op, Conv2d)
+    assert isinstance(op, ConvOperator)
     assert op.padding_mode == "circular"
     return rational(symbols(op), alpha, beta)
 
@@ -57,7 +57,7 @@ def inverse(a: Tensor) -> Tensor:
     return torch.stack([torch.linalg.inv(matrix) for matrix in a.flatten(0, -3)]).reshape(a.shape)
 
 
-def symbols(op: Conv2d) -> Tensor:
+def symbols(op: ConvOperator) -> Tensor:
     """Â(ω) at the frequencies of rfft2  # (groups, height, width // 2 + 1, channels, channels), complex."""
     height, width = op.rows.size, op.columns.size
     frequencies = torch.arange(height), torch.arange(width // 2 + 1)
@@ -71,7 +71,7 @@ def symbols(op: Conv2d) -> Tensor:
     return (stacked * turn.to(stacked)).unflatten(1, (height, -1))
 
 
-def _turn(op: Conv2d, frequencies: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def _turn(op: ConvOperator, frequencies: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """cos and sin of ω·p  # (frequencies, 1, 1): the last tap of a window of p + 1 positions."""
     sides = (op.rows.size, op.columns.size)
     cosine, sine = phases((op.rows.before + 1, op.columns.before + 1), (1, 1), sides, frequencies)

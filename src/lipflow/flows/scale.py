@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lipflow.fast.torch_state import to_keep
 from lipflow.flows.cache import Cache
 from lipflow.flows.weight import WARM_UP, Weight, follow
-from lipflow.operators import Dense, LinearOperator, norm_estimate
+from lipflow.operators import DenseOperator, LinearOperator, norm_estimate
 from lipflow.operators.norm import norm, power_iteration, start_vector
 
 
@@ -58,12 +58,12 @@ class ReshapedScale(Scale):
         matrices = reshapings(kernel.detach())
         for i, matrix in enumerate(matrices):
             start = start_vector((matrix.shape[1],), matrix)
-            self.register_buffer(f"u{i}", power_iteration(Dense(matrix), start, WARM_UP))
+            self.register_buffer(f"u{i}", power_iteration(DenseOperator(matrix), start, WARM_UP))
         self.caches = [Cache() for _ in matrices]
 
     def forward(self, op: LinearOperator, weight: Weight) -> Tensor:
         estimates = []
-        for i, matrix in enumerate(map(Dense, reshapings(op.weight))):
+        for i, matrix in enumerate(map(DenseOperator, reshapings(op.weight))):
             buffer = self.get_buffer(f"u{i}")
             u = follow(matrix, buffer.clone(), self.caches[i], partial(_keep, buffer) if self.training else None)
             estimates.append(norm_estimate(matrix, u, 0))

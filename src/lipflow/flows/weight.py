@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lipflow.fast.torch_state import may_keep, to_keep
 from lipflow.flows.cache import Cache
-from lipflow.operators import Conv2d, Dense, LinearOperator, norm_estimate
+from lipflow.operators import ConvOperator, DenseOperator, LinearOperator, norm_estimate
 from lipflow.operators.conv import Padding
 from lipflow.operators.norm import norm, power_iteration, start_vector, top_singular_vector
 from lipflow.shapes import Shape
@@ -137,12 +137,12 @@ class DenseWeight(Weight):
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         self.register_buffer(
-            "u", power_iteration(Dense(self.weight), start_vector((in_features,), self.weight), WARM_UP)
+            "u", power_iteration(DenseOperator(self.weight), start_vector((in_features,), self.weight), WARM_UP)
         )
 
-    def operator(self, shape: Shape | None) -> Dense:
+    def operator(self, shape: Shape | None) -> DenseOperator:
         require_flat(shape, self.weight.shape[1])
-        return Dense(self.weight)
+        return DenseOperator(self.weight)
 
     @property
     def solvable(self) -> bool:
@@ -207,7 +207,7 @@ class ConvWeight(Weight):
     def solvable(self) -> bool:
         return self.geometry["padding_mode"] == "circular"
 
-    def operator(self, shape: Shape | None) -> Conv2d:
+    def operator(self, shape: Shape | None) -> ConvOperator:
         if shape is None and self.in_size is None:
             raise ValueError(
                 "the norm of a convolution depends on its input size, which this layer has not seen yet; "
@@ -218,7 +218,7 @@ class ConvWeight(Weight):
             raise ValueError(
                 f"this layer takes images (batch, {self.channels[0]}, height, width), not (batch, {str(shape)[1:]}"
             )
-        return Conv2d(self.weight, (shape[1], shape[2]), **self.geometry)
+        return ConvOperator(self.weight, (shape[1], shape[2]), **self.geometry)
 
     def _take_size(self, module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
         """Before a state dict is loaded: the size learned from data is the shape of u, so make room for it."""

@@ -13,10 +13,10 @@ from torch import Tensor
 from lipflow.graph.fold import Domain
 from lipflow.graph.graph import Graph
 from lipflow.node import LoweringError, Vertex
-from lipflow.operators import Conv2d, Dense, FourierMultiplier
+from lipflow.operators import ConvOperator, DenseOperator, FourierMultiplier
 from lipflow.operators.certified import CertifiedAdjoint, CertifiedFourier, CertifiedOperator, certify
-from lipflow.primitives import KINDS, MONOTONE, Input, Primitive
-from lipflow.primitives.nonlinearity import EXACT, Monotone, name_of
+from lipflow.primitives import KINDS, NONLINEARITIES, Input, Primitive
+from lipflow.primitives.nonlinearity import EXACT, Nonlinearity, name_of
 
 SCHEMA = 2
 
@@ -70,7 +70,7 @@ def describe(graph: Graph, domain: Domain) -> tuple[dict[str, Any], dict[str, Te
     return description, tensors
 
 
-_OPERATORS: dict[type, str] = {Dense: "matrix", Conv2d: "convolution", FourierMultiplier: "fourier"}
+_OPERATORS: dict[type, str] = {DenseOperator: "matrix", ConvOperator: "convolution", FourierMultiplier: "fourier"}
 
 
 def _plain(value: Any, name: Callable[[Tensor], str]) -> Any:
@@ -83,7 +83,7 @@ def _plain(value: Any, name: Callable[[Tensor], str]) -> Any:
         return dict(held, weight=name(op.weight))
     if isinstance(value, Tensor):
         return name(value)
-    if isinstance(value, Monotone):
+    if isinstance(value, Nonlinearity):
         return name_of(value)
     return list(value) if isinstance(value, tuple) else value
 
@@ -124,7 +124,7 @@ def _primitive(index: int, entry: dict[str, Any], tensors: dict[str, Tensor]) ->
         elif field.name == "sigma":
             if value not in EXACT:
                 raise ValueError(f"a {kind.kind} primitive cannot be built from σ = {value!r}")
-            value = MONOTONE[value]
+            value = NONLINEARITIES[value]
         elif field.name == "index":
             value = _tensor(tensors, value, torch.int32).to(torch.int64)
         elif "Tensor" in str(field.type) and value is not None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lipflow.graph.graph import Graph, size
 from lipflow.node import LoweringError, Vertex
-from lipflow.operators import Dense, LinearOperator
+from lipflow.operators import DenseOperator, LinearOperator
 from lipflow.operators.certified import CertifiedProduct
 from lipflow.primitives import Affine, Constant, Gather, Norm, Scale, Sum
 from lipflow.rounding import (
@@ -229,7 +229,7 @@ def _back(vertex: Vertex, rows: Tensor, norm: Norm) -> list[Step] | None:
 
 def _matrix(op: LinearOperator) -> Tensor | None:
     op = op.op if type(op) is CertifiedProduct else op
-    return op.weight if isinstance(op, Dense) else None
+    return op.weight if isinstance(op, DenseOperator) else None
 
 
 def selects(rows: Tensor) -> bool:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from lipflow.graph.graph import Builder, in_order
 from lipflow.node import Vertex
-from lipflow.operators import Adjoint, Conv2d, Dense, FourierMultiplier, LinearOperator
-from lipflow.primitives import MONOTONE, Affine, AvgPool, Constant, Descent, Gather, Pointwise, Scale, Sum
+from lipflow.operators import Adjoint, ConvOperator, DenseOperator, FourierMultiplier, LinearOperator
+from lipflow.primitives import NONLINEARITIES, Affine, AvgPool, Constant, Descent, Gather, Pointwise, Scale, Sum
 
 SAME = 1e-12  # relative difference of numbers that differ by the rounding of an equivalent computation
 
@@ -50,7 +50,7 @@ def simplified(builder: Builder, vertex: Vertex, inputs: tuple[Vertex, ...]) -> 
 def join_padding(builder: Builder, v: Vertex) -> Vertex | None:
     """A convolution without padding, after a Gather that pads what it gathers, is a convolution with padding."""
     p = v.primitive
-    if not (isinstance(p, Affine) and isinstance(p.op, Conv2d)):
+    if not (isinstance(p, Affine) and isinstance(p.op, ConvOperator)):
         return None
     op, inner, gather = p.op, v.inputs[0], v.inputs[0].primitive
     if not isinstance(gather, Gather) or any(axis.before or axis.after for axis in (op.rows, op.columns)):
@@ -89,9 +89,9 @@ def _repeats(index: Tensor) -> bool:
     return len(taken.unique()) < len(taken)
 
 
-def _convolution(kernel: Tensor, geometry: dict[str, Any]) -> Conv2d:
+def _convolution(kernel: Tensor, geometry: dict[str, Any]) -> ConvOperator:
     pairs: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in geometry.items()}
-    return Conv2d(kernel, **pairs)
+    return ConvOperator(kernel, **pairs)
 
 
 # Scales and shifts join the matrix or convolution beside them
@@ -171,11 +171,11 @@ def scaled_rows(op: LinearOperator, factor: Tensor) -> LinearOperator | None:
         return op.with_weight(op.weight * factor)
     if factor.ndim != 1 or len(factor) != op.out_shape[0]:
         return None
-    if isinstance(op, Dense | Conv2d):
+    if isinstance(op, DenseOperator | ConvOperator):
         return op.with_weight(op.weight * factor.reshape(-1, *[1] * (op.weight.ndim - 1)))
     if isinstance(op, FourierMultiplier):
         return op.with_weight(op.weight * factor[:, None])
-    if isinstance(op, Adjoint) and isinstance(op.op, Conv2d):
+    if isinstance(op, Adjoint) and isinstance(op.op, ConvOperator):
         return Adjoint(op.op.with_weight(_by_input(op.op, factor)))
     return None
 
@@ -186,16 +186,16 @@ def scaled_columns(op: LinearOperator, factor: Tensor) -> LinearOperator | None:
         return op.with_weight(op.weight * factor)
     if factor.ndim != 1 or len(factor) != op.in_shape[0]:
         return None
-    if isinstance(op, Dense | FourierMultiplier):
+    if isinstance(op, DenseOperator | FourierMultiplier):
         return op.with_weight(op.weight * factor)
-    if isinstance(op, Conv2d):
+    if isinstance(op, ConvOperator):
         return op.with_weight(_by_input(op, factor))
-    if isinstance(op, Adjoint) and isinstance(op.op, Conv2d):
+    if isinstance(op, Adjoint) and isinstance(op.op, ConvOperator):
         return Adjoint(op.op.with_weight(op.op.weight * factor[:, None, None, None]))
     return None
 
 
-def _by_input(op: Conv2d, factor: Tensor) -> Tensor:
+def _by_input(op: ConvOperator, factor: Tensor) -> Tensor:
     """A kernel with its input channels scaled."""
     blocks = op.kernel.unflatten(0, (op.groups, -1))
     return (blocks * factor.reshape(op.groups, 1, -1, 1, 1)).flatten(0, 1)
@@ -208,7 +208,9 @@ def join_matrices(builder: Builder, v: Vertex) -> Vertex | None:
     """A matrix after a matrix is one, if the product has no more entries than both."""
     p, inner = v.primitive, v.inputs[0] if v.inputs else v
     q = inner.primitive
-    if not (isinstance(p, Affine) and isinstance(q, Affine) and isinstance(p.op, Dense) and isinstance(q.op, Dense)):
+    if not (isinstance(p, Affine) and isinstance(q, Affine)):
+        return None
+    if not (isinstance(p.op, DenseOperator) and isinstance(q.op, DenseOperator)):
         return None
     after, before = p.op.weight, q.op.weight
     if len(after) * before.shape[1] > after.numel() + before.numel():
@@ -216,7 +218,7 @@ def join_matrices(builder: Builder, v: Vertex) -> Vertex | None:
     bias = p.bias
     if q.bias is not None:
         bias = after @ q.bias if bias is None else after @ q.bias + bias
-    return builder.vertex(Affine(Dense(after @ before), bias), *inner.inputs, name=v.name)
+    return builder.vertex(Affine(DenseOperator(after @ before), bias), *inner.inputs, name=v.name)
 
 
 def join_identity(builder: Builder, v: Vertex) -> Vertex | None:
@@ -241,9 +243,9 @@ def in_either_order(v: Vertex, p: Sum) -> Iterator[tuple[Vertex, Vertex, float, 
 def _plus_identity(op: LinearOperator, a: float, c: float) -> LinearOperator | None:
     if op.in_shape != op.out_shape:
         return None
-    if isinstance(op, Dense):
-        return Dense(c * op.weight + a * torch.eye(len(op.weight), dtype=op.weight.dtype))
-    if not isinstance(op, Conv2d):
+    if isinstance(op, DenseOperator):
+        return DenseOperator(c * op.weight + a * torch.eye(len(op.weight), dtype=op.weight.dtype))
+    if not isinstance(op, ConvOperator):
         return None
     if any(
         axis.stride != 1 or 2 * axis.before != axis.extent - 1 or axis.kernel % 2 == 0 for axis in (op.rows, op.columns)
@@ -270,7 +272,7 @@ def recognise_descent(builder: Builder, v: Vertex) -> Vertex | None:
         if a != 1 or not isinstance(back := y.primitive, Affine):
             continue
         sigma = y.inputs[0]
-        if not (isinstance(sigma.primitive, Pointwise) and sigma.primitive.name in MONOTONE):
+        if not (isinstance(sigma.primitive, Pointwise) and sigma.primitive.name in NONLINEARITIES):
             continue
         forth = sigma.inputs[0]
         if not (isinstance(forth.primitive, Affine) and forth.inputs == (x,)):
@@ -283,9 +285,9 @@ def recognise_descent(builder: Builder, v: Vertex) -> Vertex | None:
         if bool((t == 0).all()):
             continue
         if bool((t - t[0]).abs().max() <= SAME * t[0].abs()):
-            step = Descent(op, bias, MONOTONE[name], float(t[0]))
+            step = Descent(op, bias, NONLINEARITIES[name], float(t[0]))
         elif name == "relu" and (rooted := scaled_rows(op, t.sqrt())) is not None:
-            step = Descent(rooted, None if bias is None else bias * t.sqrt(), MONOTONE[name], 1.0)
+            step = Descent(rooted, None if bias is None else bias * t.sqrt(), NONLINEARITIES[name], 1.0)
         else:
             continue
         result = builder.vertex(step, x, name=v.name)
@@ -300,15 +302,15 @@ def adjoint_ratios(back: LinearOperator, op: LinearOperator) -> Tensor | None:
     """t with back = Wᵀ·diag(t), one number for each output channel of W; None if there is none."""
     if back.in_shape != op.out_shape or back.out_shape != op.in_shape:
         return None
-    if isinstance(op, Dense) and isinstance(back, Dense):
+    if isinstance(op, DenseOperator) and isinstance(back, DenseOperator):
         theirs = back.weight.T
     elif (
-        isinstance(op, Conv2d)
+        isinstance(op, ConvOperator)
         and isinstance(back, Adjoint)
         and dict(back.geometry, adjoint=0) == dict(op.geometry, adjoint=0)
     ):
         theirs = back.weight
-    elif isinstance(op, Conv2d) and isinstance(back, Conv2d) and _is_turned(back, op):
+    elif isinstance(op, ConvOperator) and isinstance(back, ConvOperator) and _is_turned(back, op):
         theirs = back.turned
     else:
         return None
@@ -319,7 +321,7 @@ def adjoint_ratios(back: LinearOperator, op: LinearOperator) -> Tensor | None:
     return ratios if bool((off <= SAME * theirs.norm(dim=1).max()).all()) else None
 
 
-def _is_turned(back: Conv2d, op: Conv2d) -> bool:
+def _is_turned(back: ConvOperator, op: ConvOperator) -> bool:
     """Whether a convolution has the geometry of the adjoint of another one: stride 1, and the margins that are left."""
     axes = zip((back.rows, back.columns), (op.rows, op.columns), strict=True)
     return (

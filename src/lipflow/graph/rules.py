@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lipflow.node import IMAGES, LoweringError, Node
-from lipflow.operators import Adjoint, Conv2d, Dense, FourierMultiplier
+from lipflow.operators import Adjoint, ConvOperator, DenseOperator, FourierMultiplier
 from lipflow.operators.conv import Padding
 from lipflow.operators.multiplier import block_diagonal
 from lipflow.primitives import Affine, AvgPool, GroupSort, MaxPool, Pointwise, Scale, Sum
@@ -116,7 +116,7 @@ def linear(input: Node, weight: Tensor, bias: Tensor | None = None) -> Any:
             f"a matrix takes (batch, features) here, not {shape}; flatten first, or write one matrix at many places as "
             "a 1×1 convolution"
         )
-    return Affine(Dense(weight.detach()), detached(bias))(input)
+    return Affine(DenseOperator(weight.detach()), detached(bias))(input)
 
 
 def matmul(input: Any, other: Any) -> Any:
@@ -140,7 +140,7 @@ def conv2d(
     require_images(input)
     sides: Padding = "same" if padding == "same" else 0 if padding == "valid" else pair(padding)
     size = (input.shape[2], input.shape[3])
-    op = Conv2d(weight.detach(), size, sides, "zeros", pair(stride), pair(dilation), groups)
+    op = ConvOperator(weight.detach(), size, sides, "zeros", pair(stride), pair(dilation), groups)
     return Affine(op, detached(bias))(input)
 
 
@@ -168,7 +168,7 @@ def conv_transpose2d(
     size = [(n - 1) * s - 2 * p + d * (k - 1) + o + 1 for n, k, s, p, o, d in axes]
     if min(size) < 1:
         raise LoweringError(f"its output would have a size of {size}")
-    op = Conv2d(weight.detach(), (size[0], size[1]), pair(padding), "zeros", pair(stride), pair(dilation), groups)
+    op = ConvOperator(weight.detach(), (size[0], size[1]), pair(padding), "zeros", pair(stride), pair(dilation), groups)
     return Affine(Adjoint(op), detached(bias))(input)
 
 
@@ -232,7 +232,7 @@ def avg_pool2d(
         return AvgPool(window, divisor)(input)
     channels, height, width = input.shape[1:]
     kernel = torch.full((channels, 1, *window), 1 / divisor, dtype=torch.float64)
-    return Affine(Conv2d(kernel, (height, width), sides, "zeros", steps, 1, channels), None)(input)
+    return Affine(ConvOperator(kernel, (height, width), sides, "zeros", steps, 1, channels), None)(input)
 
 
 def adaptive_avg_pool2d(input: Node, output_size: Any) -> Any:

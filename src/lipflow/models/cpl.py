@@ -8,7 +8,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from lipflow.blocks import AvgPool, Center, Flatten, LastLayerNormalization, PadChannels, Truncate
+from lipflow.blocks import AvgPool, Flatten, LastLayerNormalization, Normalize, PadChannels, Truncate
 from lipflow.blocks.normalize import Values
 from lipflow.flows import Sequential, cpl_conv, cpl_dense
 from lipflow.flows.weight import require_at_least, require_positive
@@ -49,7 +49,7 @@ def cpl(
     convolutions = (cpl_conv(channels, inner, kernel_size, sigma=sigma, h=h) for _ in range(depth))
     linear = (cpl_dense(flat, features, sigma=sigma, h=h) for _ in range(depth_linear))
     stages: OrderedDict[str, nn.Module] = OrderedDict(
-        center=Center(mean, std),
+        center=Normalize(mean, std),
         widen=PadChannels(channels),
         convolutions=Sequential(*convolutions),
         pool=AvgPool(pool),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from lipflow.blocks import AvgPool, Center, Flatten, LastLayerNormalization, PadChannels, SpaceToDepth
+from lipflow.blocks import AvgPool, Flatten, LastLayerNormalization, Normalize, PadChannels, SpaceToDepth
 from lipflow.blocks.normalize import Values
 from lipflow.flows import Sequential, Weight, cpl_conv, cpl_dense
 from lipflow.flows.weight import require_at_least, require_positive
@@ -59,7 +59,7 @@ def cpl_fast(
         raise ValueError("cpl-fast ends in last-layer normalization; for truncation use the model cpl")
     flat = 4 * channels * (height // 4 // pool) * (width // 4 // pool)
     stages: OrderedDict[str, nn.Module] = OrderedDict(
-        center=Center(mean, std),
+        center=Normalize(mean, std),
         fold=SpaceToDepth(2),
         widen=PadChannels(channels),
         at_half=Sequential(*(cpl_conv(channels, inner[0], kernel_size) for _ in range(depth[0]))),

@@ -14,10 +14,10 @@ from torch import nn
 
 from lipflow.blocks import (
     Affine,
-    Center,
     Flatten,
     LastLayerNormalization,
     MaxMin,
+    Normalize,
     SpaceToDepth,
     Truncate,
     bcop_conv,
@@ -80,7 +80,7 @@ def kwlarge(
         nn.Identity() if lln else dense(features, classes),
     ]
     stages: OrderedDict[str, nn.Module] = OrderedDict(
-        center=Center(mean, std),
+        center=Normalize(mean, std),
         convolutions=Sequential(*body),
         flatten=Flatten(),
         linear=Sequential(*linear),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from lipflow.blocks import Center, Flatten, Householder, LastLayerNormalization, MaxMin, Truncate
+from lipflow.blocks import Flatten, Householder, LastLayerNormalization, MaxMin, Normalize, Truncate
 from lipflow.blocks.normalize import Values
 from lipflow.blocks.soc import TERMS, TRAIN_TERMS, soc_conv, soc_dense
 from lipflow.flows import Sequential
@@ -54,7 +54,7 @@ def lipconvnet(
     features = into * (in_shape[1] >> stages) * (in_shape[2] >> stages)
     last_layer = nn.Identity() if lln else soc_dense(features, classes, terms=terms, train_terms=train_terms)
     by_name: OrderedDict[str, nn.Module] = OrderedDict(
-        center=Center(mean, std),
+        center=Normalize(mean, std),
         convolutions=Sequential(*body),
         flatten=Flatten(),
         last=last_layer,

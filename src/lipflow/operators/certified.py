@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from lipflow.operators.columns import matrix_of, run
-from lipflow.operators.conv import Conv2d
-from lipflow.operators.dense import Dense
+from lipflow.operators.conv import ConvOperator
+from lipflow.operators.dense import DenseOperator
 from lipflow.operators.fourier import unit_circle
 from lipflow.operators.multiplier import FourierMultiplier
 from lipflow.operators.norm import norm_certificate
@@ -30,7 +30,7 @@ ENTRY = 12 * U
 class CertifiedOperator(LinearOperator):
     """An operator W with ‖W‖ ≤ `norm`, and bounds on the rounding of Wx and Wᵀy."""
 
-    op: Any  # a Dense, Conv2d or FourierMultiplier in float64
+    op: Any  # a DenseOperator, ConvOperator or FourierMultiplier in float64
     norm: float
 
     @abstractmethod
@@ -129,7 +129,7 @@ class CertifiedAdjoint(CertifiedOperator):
 class CertifiedProduct(CertifiedOperator):
     """A matrix or a convolution: every entry of Wx is one sum of at most `dots[0]` products, of Wᵀy `dots[1]`."""
 
-    def __init__(self, op: Dense | Conv2d) -> None:
+    def __init__(self, op: DenseOperator | ConvOperator) -> None:
         self.op = op
         norm, self.torus = norm_certificate(op)
         self.norm = up(Fraction(norm) * (1 + SLACK))
@@ -142,12 +142,12 @@ class CertifiedProduct(CertifiedOperator):
     @cached_property
     def matrix(self) -> Tensor:
         """The weights as products read them, made once."""
-        return matrix_of(self.op) if isinstance(self.op, Conv2d) else self.weight
+        return matrix_of(self.op) if isinstance(self.op, ConvOperator) else self.weight
 
     @property
     def dots(self) -> tuple[int, int]:
         """The greatest number of products in an entry of Wx, and of Wᵀy (with the additions that unwrap a torus)."""
-        if isinstance(self.op, Dense):
+        if isinstance(self.op, DenseOperator):
             return self.weight.shape[1], self.weight.shape[0]
         out, grouped, height, width = self.weight.shape
         return grouped * height * width + 1, out // self.op.groups * height * width + 1 + repeats(self.op)
@@ -181,7 +181,7 @@ class _Apply(_Linear):
 
     @staticmethod
     def forward(x: Tensor, w: CertifiedProduct) -> Tensor:
-        return _forward(w.op, x, w.matrix) if isinstance(w.op, Conv2d) else x @ w.weight.T
+        return _forward(w.op, x, w.matrix) if isinstance(w.op, ConvOperator) else x @ w.weight.T
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
@@ -201,7 +201,7 @@ class _Adjoint(_Linear):
 
     @staticmethod
     def forward(y: Tensor, w: CertifiedProduct) -> Tensor:
-        return _backward(w.op, y, w.matrix) if isinstance(w.op, Conv2d) else y @ w.weight
+        return _backward(w.op, y, w.matrix) if isinstance(w.op, ConvOperator) else y @ w.weight
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
@@ -221,29 +221,29 @@ def _of_batches(function: Callable[..., Tensor], x: Tensor, w: CertifiedProduct)
     return function(x.flatten(0, 1), w).unflatten(0, x.shape[:2])
 
 
-def _forward(op: Conv2d, x: Tensor, matrix: Tensor) -> Tensor:
+def _forward(op: ConvOperator, x: Tensor, matrix: Tensor) -> Tensor:
     if op.padding_mode == "circular":
         return run(_unpadded(op), op.pad(x), matrix=matrix)
     return run(op, x, matrix=matrix)
 
 
-def _backward(op: Conv2d, y: Tensor, matrix: Tensor) -> Tensor:
+def _backward(op: ConvOperator, y: Tensor, matrix: Tensor) -> Tensor:
     if op.padding_mode == "circular":
         return op.unpad(run(_unpadded(op), y, forward=False, matrix=matrix))
     return run(op, y, forward=False, matrix=matrix)
 
 
-def _unpadded(op: Conv2d) -> Conv2d:
+def _unpadded(op: ConvOperator) -> ConvOperator:
     """The convolution of images that have their border already."""
     size = [axis.size + axis.before + axis.after for axis in (op.rows, op.columns)]
     stride, dilation = (op.rows.stride, op.columns.stride), (op.rows.dilation, op.columns.dilation)
-    return Conv2d(op.kernel, (size[0], size[1]), 0, "zeros", stride, dilation, op.groups)
+    return ConvOperator(op.kernel, (size[0], size[1]), 0, "zeros", stride, dilation, op.groups)
 
 
-def spread_bound(op: Dense | Conv2d) -> float:
+def spread_bound(op: DenseOperator | ConvOperator) -> float:
     """At least ‖|W|‖₂, by Schur's test: √(greatest row sum · greatest column sum) of |W|."""
     weight = op.weight.abs()
-    if isinstance(op, Dense):
+    if isinstance(op, DenseOperator):
         rows, columns, terms, copies = weight.sum(1).max(), weight.sum(0).max(), max(weight.shape), 1
     else:
         rows = weight.sum((1, 2, 3)).max()
@@ -255,7 +255,7 @@ def spread_bound(op: Dense | Conv2d) -> float:
 
 def repeats(op: LinearOperator) -> int:
     """How often padding repeats one input position."""
-    if not isinstance(op, Conv2d) or op.padding_mode == "zeros":
+    if not isinstance(op, ConvOperator) or op.padding_mode == "zeros":
         return 1
     axes = (op.rows, op.columns)
     counts = [-(-(axis.size + axis.before + axis.after) // axis.size) for axis in axes]
@@ -356,5 +356,5 @@ def _waves(frequencies: int, size: int) -> tuple[Tensor, Tensor]:
 
 
 _CERTIFIED: dict[type, Callable[[Any], CertifiedOperator]] = cast(
-    Any, {Dense: CertifiedProduct, Conv2d: CertifiedProduct, FourierMultiplier: CertifiedFourier}
+    Any, {DenseOperator: CertifiedProduct, ConvOperator: CertifiedProduct, FourierMultiplier: CertifiedFourier}
 )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lipflow.operators.conv import Axis, Conv2d
+from lipflow.operators.conv import Axis, ConvOperator
 
 CACHE_BYTES = 2 * 2**20  # the columns of one chunk of images
 MANY_BYTES = 16 * CACHE_BYTES  # those of images that run at once, as the matrix is larger than the columns of one
@@ -28,7 +28,7 @@ LANES = 16  # rows of columns are made up to a multiple of this with zeros, as m
 class Columns:
     """A zero-padded convolution as its matrix M  # (groups, taps · narrow, wide), and the places of its taps."""
 
-    def __init__(self, op: Conv2d, like: "Columns | None" = None, matrix: Tensor | None = None) -> None:
+    def __init__(self, op: ConvOperator, like: "Columns | None" = None, matrix: Tensor | None = None) -> None:
         """`like` is another convolution of the same geometry, not run at the same time, whose memory may be used.
 
         `matrix` is `matrix_of(op)`, if it is known.
@@ -190,19 +190,19 @@ class _Rooms:
         return chunk
 
 
-def matrix_of(op: Conv2d) -> Tensor:
+def matrix_of(op: ConvOperator) -> Tensor:
     """The matrix M of a convolution: what does not depend on the images  # (groups, taps · narrow, wide)."""
     blocks = op.kernel.unflatten(0, (op.groups, -1)).flatten(3).permute(_sides(op)[1])
     return F.pad(blocks.flatten(1, 2), (0, 0, 0, -blocks.shape[1] * blocks.shape[2] % LANES))
 
 
-def _sides(op: Conv2d) -> tuple[bool, tuple[int, ...]]:
+def _sides(op: ConvOperator) -> tuple[bool, tuple[int, ...]]:
     """Whether the output is narrow; and the order from (groups, out, in, taps) to (groups, taps, narrow, wide)."""
     out_is_narrow = op.kernel.shape[0] <= op.kernel.shape[1] * op.groups
     return out_is_narrow, (0, 3, 1, 2) if out_is_narrow else (0, 3, 2, 1)
 
 
-def run(op: Conv2d, x: Tensor, forward: bool = True, matrix: Tensor | None = None) -> Tensor:
+def run(op: ConvOperator, x: Tensor, forward: bool = True, matrix: Tensor | None = None) -> Tensor:
     """Wx, or else Wᵀx; `matrix` is `matrix_of(op)`, if it is known."""
     columns, x = Columns(op, matrix=matrix), x.contiguous()
     out = x.new_empty(len(x), *(op.out_shape if forward else op.in_shape))

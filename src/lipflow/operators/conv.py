@@ -36,7 +36,7 @@ class Axis(NamedTuple):
         return self.size + self.before + self.after - (self.outputs - 1) * self.stride - self.extent
 
 
-class Conv2d(LinearOperator):
+class ConvOperator(LinearOperator):
     """y = K ∗ x for a kernel K `(out, in / groups, height, width)`, on inputs `(batch, in, *in_size)`.
 
     `padding` is a number, a pair (rows, columns), pairs ((top, bottom), (left, right)), or "same" (stride 1 keeps
@@ -53,10 +53,11 @@ class Conv2d(LinearOperator):
         dilation: int | tuple[int, int] = 1,
         groups: int = 1,
     ) -> None:
-        require_real(kernel, "Conv2d")
+        require_real(kernel, "ConvOperator")
         if kernel.ndim != 4 or 0 in kernel.shape:
             raise ValueError(
-                f"Conv2d takes a kernel (out, in / groups, height, width), none of them 0, not {tuple(kernel.shape)}"
+                "ConvOperator takes a kernel (out, in / groups, height, width), none of them 0, not "
+                f"{tuple(kernel.shape)}"
             )
         if padding_mode not in ("zeros", "circular"):
             raise ValueError(f"padding_mode is 'zeros' or 'circular', not {padding_mode!r}")
@@ -65,17 +66,17 @@ class Conv2d(LinearOperator):
         self.kernel, self.padding_mode, self.groups = kernel, padding_mode, groups
         self.rows, self.columns = axes(kernel.shape[2:], in_size, padding, stride, dilation)
 
-    def with_kernel(self, kernel: Tensor) -> "Conv2d":
+    def with_kernel(self, kernel: Tensor) -> "ConvOperator":
         """The same geometry with another kernel."""
         padding = ((self.rows.before, self.rows.after), (self.columns.before, self.columns.after))
         size, stride, dilation = self._pair("size"), self._pair("stride"), self._pair("dilation")
-        return Conv2d(kernel, size, padding, self.padding_mode, stride, dilation, self.groups)
+        return ConvOperator(kernel, size, padding, self.padding_mode, stride, dilation, self.groups)
 
     @property
     def weight(self) -> Tensor:
         return self.kernel
 
-    def with_weight(self, weight: Tensor) -> "Conv2d":
+    def with_weight(self, weight: Tensor) -> "ConvOperator":
         return self.with_kernel(weight)
 
     @property
@@ -88,14 +89,14 @@ class Conv2d(LinearOperator):
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Wx, or Wx + b with b along the output channels."""
-        _require_shape(x, self.in_shape, "Conv2d takes inputs")
+        _require_shape(x, self.in_shape, "ConvOperator takes inputs")
         stride, dilation = self._pair("stride"), self._pair("dilation")
         if self._symmetric:
             return F.conv2d(x, self.kernel, bias, stride, self._pair("before"), dilation, self.groups)
         return F.conv2d(self.pad(x), self.kernel, bias, stride, 0, dilation, self.groups)
 
     def adjoint(self, y: Tensor) -> Tensor:
-        _require_shape(y, self.out_shape, "the adjoint of Conv2d takes")
+        _require_shape(y, self.out_shape, "the adjoint of ConvOperator takes")
         stride, dilation, unread = self._pair("stride"), self._pair("dilation"), self._pair("unread")
         if self._symmetric and stride == (1, 1) and all(a.before < a.extent for a in (self.rows, self.columns)):
             margins = (self.rows.extent - 1 - self.rows.before, self.columns.extent - 1 - self.columns.before)
@@ -164,7 +165,7 @@ class Conv2d(LinearOperator):
         out, grouped, height, width = self.kernel.shape
         rows, columns = self.rows, self.columns
         return (
-            f"Conv2d({grouped * self.groups} → {out}, kernel {height}×{width}, input {rows.size}×{columns.size}, "
+            f"ConvOperator({grouped * self.groups} → {out}, kernel {height}×{width}, input {rows.size}×{columns.size}, "
             f"padding {self.padding_mode} {rows.before, rows.after}×{columns.before, columns.after}, "
             f"stride {self._pair('stride')}, dilation {self._pair('dilation')}, groups {self.groups})"
         )
@@ -175,7 +176,7 @@ def likes_channels_last(op: LinearOperator, x: Tensor) -> bool:
 
     Not within transforms of torch.func, which know nothing of layouts.
     """
-    images = isinstance(op, Conv2d) and x.ndim == 4 and x.device.type == "cpu" and x.dtype != torch.float64
+    images = isinstance(op, ConvOperator) and x.ndim == 4 and x.device.type == "cpu" and x.dtype != torch.float64
     return images and not torch._C._are_functorch_transforms_active()
 
 

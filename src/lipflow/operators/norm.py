@@ -13,8 +13,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from lipflow.operators.conv import Axis, Conv2d
-from lipflow.operators.dense import Dense
+from lipflow.operators.conv import Axis, ConvOperator
+from lipflow.operators.dense import DenseOperator
 from lipflow.operators.fourier import CHUNK_BYTES as CHUNK_BYTES
 from lipflow.operators.fourier import Side, Torus, symbols
 from lipflow.operators.gram import gram_bound, start_vector
@@ -197,7 +197,7 @@ def _dense_bound(op: LinearOperator, weight: Tensor) -> tuple[Fraction, Torus]:
 
 
 def _conv_bound(op: LinearOperator, kernel: Tensor) -> tuple[Fraction, Torus]:
-    assert isinstance(op, Conv2d)
+    assert isinstance(op, ConvOperator)
     groups = list(kernel.reshape(op.groups, -1, *kernel.shape[1:]))
     if op.padding_mode == "zeros":
         out, grouped, rows, columns = len(groups[0]), kernel.shape[1], op.rows, op.columns
@@ -209,7 +209,7 @@ def _conv_bound(op: LinearOperator, kernel: Tensor) -> tuple[Fraction, Torus]:
     return _torus_norm(op, groups)
 
 
-def _strip_norm(op: Conv2d, groups: list[Tensor]) -> tuple[Fraction, Torus]:
+def _strip_norm(op: ConvOperator, groups: list[Tensor]) -> tuple[Fraction, Torus]:
     """Exact along the rows, and on the best torus along the columns."""
 
     def taps(side: Side) -> Iterator[Tensor]:
@@ -222,7 +222,7 @@ def _strip_norm(op: Conv2d, groups: list[Tensor]) -> tuple[Fraction, Torus]:
     return sqrt_up(bound / op.columns.stride) + STATED * _symbol_error(groups), (EXACT, best)
 
 
-def _torus_norm(op: Conv2d, groups: list[Tensor]) -> tuple[Fraction, Torus]:
+def _torus_norm(op: ConvOperator, groups: list[Tensor]) -> tuple[Fraction, Torus]:
     """The greatest norm of the symbol on a torus that suits it."""
     axes = (op.rows, op.columns)
     strides, repeats = zip(*(_aliases(axis, op.padding_mode) for axis in axes), strict=True)
@@ -290,7 +290,7 @@ def _glance(matrices: Tensor, look: int = 24) -> float:
 
 
 _SCALED: dict[type, Callable[[LinearOperator, Tensor], tuple[Fraction, Torus]]] = {
-    Dense: _dense_bound,
-    Conv2d: _conv_bound,
+    DenseOperator: _dense_bound,
+    ConvOperator: _conv_bound,
     FourierMultiplier: _fourier_bound,
 }

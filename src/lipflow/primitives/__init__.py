@@ -4,7 +4,7 @@ from lipflow.primitives.activation import GroupSort, Householder, Pointwise
 from lipflow.primitives.declared import Declared
 from lipflow.primitives.descent import Descent, LiveProximal, Proximal
 from lipflow.primitives.linear import Affine, AvgPool, Scale, Sum
-from lipflow.primitives.nonlinearity import MONOTONE, Monotone
+from lipflow.primitives.nonlinearity import NONLINEARITIES, Nonlinearity
 from lipflow.primitives.primitive import Certify, Norm, Primitive
 from lipflow.primitives.rearrange import Constant, Gather, Input, MaxPool
 from lipflow.primitives.series import TruncatedExponential
@@ -32,7 +32,7 @@ KINDS: dict[str, type[Primitive]] = {
 
 __all__ = [
     "KINDS",
-    "MONOTONE",
+    "NONLINEARITIES",
     "Affine",
     "AvgPool",
     "Certify",
@@ -45,7 +45,7 @@ __all__ = [
     "Input",
     "LiveProximal",
     "MaxPool",
-    "Monotone",
+    "Nonlinearity",
     "Norm",
     "Pointwise",
     "Primitive",

@@ -11,7 +11,7 @@ from torch import Tensor
 from lipflow.operators import LinearOperator
 from lipflow.operators.certified import CertifiedOperator
 from lipflow.primitives.linear import add_bias, affine_error, bias_norm, float64
-from lipflow.primitives.nonlinearity import EXACT, MONOTONE, Monotone, name_of
+from lipflow.primitives.nonlinearity import EXACT, NONLINEARITIES, Nonlinearity, name_of
 from lipflow.primitives.primitive import Certify, Norm, Primitive, require, require_operator, require_shape, size_of
 from lipflow.rounding import TINY, U, down, gamma, in_range, mul_up, norm_up, sqrt_up, up
 from lipflow.shapes import Shape
@@ -26,12 +26,12 @@ class Convex(Primitive):
 
     op: LinearOperator
     bias: Tensor | None
-    sigma: Monotone
+    sigma: Nonlinearity
 
     def __post_init__(self) -> None:
         require_operator(self.op)
-        if not isinstance(self.sigma, Monotone):
-            raise TypeError(f"σ is a Monotone with its slopes, such as MONOTONE['relu'], not {self.sigma!r}")
+        if not isinstance(self.sigma, Nonlinearity):
+            raise TypeError(f"σ is a Nonlinearity with its slopes, such as NONLINEARITIES['relu'], not {self.sigma!r}")
         require(self.bias is None or self.bias.shape == (self.op.out_shape[0],), self)
 
     def out_shape(self, *shapes: Shape) -> Shape:
@@ -57,12 +57,12 @@ class Convex(Primitive):
         wrong = self.op.adjoint_error(inner)
         return norm * e + wrong, norm * inner + wrong
 
-    def exact_sigma(self) -> Monotone:
+    def exact_sigma(self) -> Nonlinearity:
         """σ, if it does not round."""
         name = name_of(self.sigma)
         if name not in EXACT:
             raise ValueError(f"σ = {name} rounds in ways that no bound here covers; relu and hardtanh are exact")
-        return MONOTONE[name]
+        return NONLINEARITIES[name]
 
     @property
     def size(self) -> str:
@@ -105,8 +105,8 @@ class Descent(Convex):
         h = step_size(op.norm)
         if not h / 2 <= self.h <= 2 * h:
             raise ValueError(
-                f"its step is {self.h:.4g}, where the certified norm of its weight gives 2/‖W‖² = {h:.4g}: is a hook or "
-                "an operator of yours between the weight and the layer?"
+                f"its step is {self.h:.4g}, and the certified norm of its weight gives {h:.4g}; is a hook between the "
+                "weight and the layer?"
             )
         return Descent(op, float64(self.bias), sigma, h)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-class Monotone(NamedTuple):
+class Nonlinearity(NamedTuple):
     """A scalar function σ with slopes in [low, high] and |σ| ≤ sup, applied to each entry."""
 
     function: Callable[[Tensor], Tensor]
@@ -23,17 +23,17 @@ def _softplus(x: Tensor) -> Tensor:
     return torch.logaddexp(x, torch.zeros_like(x))
 
 
-MONOTONE: dict[str, Monotone] = {
-    "relu": Monotone(torch.relu, 0.0, 1.0),
-    "softplus": Monotone(_softplus, 0.0, 1.0),
-    "tanh": Monotone(torch.tanh, 0.0, 1.0, sup=1.0),
-    "sigmoid": Monotone(torch.sigmoid, 0.0, 0.25, sup=1.0),
-    "hardtanh": Monotone(F.hardtanh, 0.0, 1.0, sup=1.0),
+NONLINEARITIES: dict[str, Nonlinearity] = {
+    "relu": Nonlinearity(torch.relu, 0.0, 1.0),
+    "softplus": Nonlinearity(_softplus, 0.0, 1.0),
+    "tanh": Nonlinearity(torch.tanh, 0.0, 1.0, sup=1.0),
+    "sigmoid": Nonlinearity(torch.sigmoid, 0.0, 0.25, sup=1.0),
+    "hardtanh": Nonlinearity(F.hardtanh, 0.0, 1.0, sup=1.0),
 }
 
 EXACT = ("relu", "hardtanh")  # exact in floating point, fixing 0, with slopes in [0, 1]
 
 
-def name_of(sigma: Monotone) -> str:
+def name_of(sigma: Nonlinearity) -> str:
     """The name of a σ of the table, or "custom"."""
-    return next((name for name, known in MONOTONE.items() if known.function is sigma.function), "custom")
+    return next((name for name, known in NONLINEARITIES.items() if known.function is sigma.function), "custom")

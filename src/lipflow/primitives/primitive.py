@@ -81,7 +81,7 @@ def require(right: bool, p: Primitive) -> None:
 def require_operator(op: object) -> None:
     """Refuse what is no operator, such as the weight of one."""
     if not isinstance(op, LinearOperator):
-        raise TypeError(f"a primitive takes an operator, such as Dense(matrix), not {type(op).__name__}")
+        raise TypeError(f"a primitive takes an operator, such as DenseOperator(matrix), not {type(op).__name__}")
 
 
 def require_shape(fits: bool, p: Primitive, *shapes: Shape) -> None:

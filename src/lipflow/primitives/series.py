@@ -7,7 +7,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from lipflow.operators import Conv2d, Dense, LinearOperator
+from lipflow.operators import ConvOperator, DenseOperator, LinearOperator
 from lipflow.operators.certified import CertifiedOperator
 from lipflow.primitives.primitive import Certify, Norm, Primitive, require, require_shape, size_of
 from lipflow.rounding import TINY, U, in_range, sqrt_up
@@ -81,9 +81,9 @@ def is_skew(op: LinearOperator) -> bool:
     """Whether the stored weights are skew-symmetric to the last bit."""
     if isinstance(op, CertifiedOperator):
         op = op.op
-    if isinstance(op, Dense):
+    if isinstance(op, DenseOperator):
         return op.weight.shape[0] == op.weight.shape[1] and torch.equal(op.weight, -op.weight.T)
-    if not isinstance(op, Conv2d):
+    if not isinstance(op, ConvOperator):
         return False
     out, grouped, height, width = op.kernel.shape
     middles = all(a.stride == 1 and 2 * a.before == 2 * a.after == a.extent - 1 for a in (op.rows, op.columns))

@@ -1,6 +1,6 @@
 """What runs have to show, read from their folders: tables, figures, and one page that opens offline.
 
-evidence.py     a run's folder, read and validated: nothing in it is trusted, and nothing is executed
+run_results.py  a run's folder, read and validated: nothing in it is trusted, and nothing is executed
 consistency.py  certified ≤ attacked ≤ clean, image by image
 published.py    the numbers of the paper, as data
 table.py        the summary, as values and as Markdown

@@ -9,11 +9,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from lipflow.report.evidence import Certificate, Evidence, Examples, Outcome
+from lipflow.report.run_results import Certificate, Examples, Outcome, RunResults
 from lipflow.train.recipe import radius
 
 
-def contradictions(run: Evidence) -> list[str]:
+def contradictions(run: RunResults) -> list[str]:
     """What cannot be true in a run, in words; nothing if all is well or there is nothing to compare."""
     if run.certificate is None or run.outcome is None:
         return []
@@ -26,7 +26,7 @@ def refuted(certificate: Certificate, outcome: Outcome) -> list[str]:
     return _outcomes(certificate, outcome) + ([] if examples is None else _examples(certificate, examples))
 
 
-def compared(run: Evidence) -> int:
+def compared(run: RunResults) -> int:
     """How many times a certified image was attacked inside of its ball: each could have been a contradiction."""
     if run.certificate is None or run.outcome is None:
         return 0
@@ -34,7 +34,7 @@ def compared(run: Evidence) -> int:
     return sum(int(run.certificate.certified(radius(eps))[:counted].sum()) for eps in run.outcome.standing)
 
 
-def untested(run: Evidence) -> str:
+def untested(run: RunResults) -> str:
     """Why nothing of a run was compared; empty if something was."""
     if run.certificate is None:
         return "no certificate"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lipflow.report.evidence import Evidence
+from lipflow.report.run_results import RunResults
 from lipflow.report.series import BINS, attacked, epsilon_reach, histogram, paper, smooth
 from lipflow.report.table import Summary
 from lipflow.train.recipe import radius
@@ -30,7 +30,7 @@ def require_matplotlib() -> None:
         raise ValueError("figures need matplotlib, which is not installed: pip install matplotlib") from None
 
 
-def save(runs: Sequence[Evidence], summary: Summary, folder: Path) -> list[Path]:
+def save(runs: Sequence[RunResults], summary: Summary, folder: Path) -> list[Path]:
     """Write every figure that the runs have something for into a folder, which is made if need be; return the files."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = {"accuracy": accuracy(runs, summary), "radii": radii(runs, summary), "training": training(runs)}
@@ -44,7 +44,7 @@ def save(runs: Sequence[Evidence], summary: Summary, folder: Path) -> list[Path]
     return files
 
 
-def accuracy(runs: Sequence[Evidence], summary: Summary) -> "Figure | None":
+def accuracy(runs: Sequence[RunResults], summary: Summary) -> "Figure | None":
     """Certified (solid), attacked (dashed) and, in grey, published (crosses) accuracy against ε."""
     if not any(run.certificate is not None for run in runs):
         return None
@@ -70,7 +70,7 @@ def accuracy(runs: Sequence[Evidence], summary: Summary) -> "Figure | None":
     return figure
 
 
-def radii(runs: Sequence[Evidence], summary: Summary) -> "Figure | None":
+def radii(runs: Sequence[RunResults], summary: Summary) -> "Figure | None":
     """Histograms of certified radii, one a run: filled where the label is right, outlined where it is wrong."""
     shown = [(i, run, run.certificate) for i, run in enumerate(runs) if run.certificate is not None]
     if not shown:
@@ -87,7 +87,7 @@ def radii(runs: Sequence[Evidence], summary: Summary) -> "Figure | None":
     return figure
 
 
-def training(runs: Sequence[Evidence]) -> "Figure | None":
+def training(runs: Sequence[RunResults]) -> "Figure | None":
     """The loss, and accuracy on validation images: clean (dashed) and certified by estimate (solid)."""
     if not any(run.losses for run in runs):
         return None

@@ -13,7 +13,7 @@ from html import escape
 import numpy as np
 
 from lipflow.data import DOWNLOADS
-from lipflow.report.evidence import Certificate, Evidence, Examples
+from lipflow.report.run_results import Certificate, Examples, RunResults
 
 PLAIN = 12  # images of a run that has not been attacked
 
@@ -46,7 +46,7 @@ def difference(image: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, float]
     return as_bytes(0.5 + np.clip(factor * away, -0.5, 0.5)), factor
 
 
-def gallery(run: Evidence) -> str:
+def gallery(run: RunResults) -> str:
     """The cards of a run, as HTML; every string of the run is escaped."""
     held = run.certificate
     if held is None or not len(held.truth):
@@ -150,7 +150,7 @@ def _uri(pixels: np.ndarray) -> str:
     return "data:image/png;base64," + base64.b64encode(png(pixels)).decode()
 
 
-def _names(run: Evidence, classes: int) -> list[str]:
+def _names(run: RunResults, classes: int) -> list[str]:
     known = DOWNLOADS.get(run.record.run.data)
     found = list(run.record.class_names or (known.class_names if known else ()))
     return found if len(found) == classes else [str(i) for i in range(classes)]

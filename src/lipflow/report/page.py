@@ -16,14 +16,14 @@ from importlib import resources
 
 import lipflow
 from lipflow.report.consistency import compared, contradictions, untested
-from lipflow.report.evidence import Certificate, Evidence, Primitive
 from lipflow.report.gallery import gallery
+from lipflow.report.run_results import Certificate, Primitive, RunResults
 from lipflow.report.series import epsilon_reach, payload
 from lipflow.report.table import Entry, Summary, images_of
 from lipflow.rounding import digits_up
 
 
-def page(runs: Sequence[Evidence], summary: Summary) -> str:
+def page(runs: Sequence[RunResults], summary: Summary) -> str:
     """The whole file."""
     style, script = _read("page.css"), _read("chart.js") + _read("page.js")
     sections = {
@@ -77,12 +77,12 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _lede(runs: Sequence[Evidence]) -> str:
+def _lede(runs: Sequence[RunResults]) -> str:
     kinds = dict.fromkeys(f"{run.record.run.model} on {run.record.run.data}" for run in runs)
     return escape("; ".join(kinds))
 
 
-def _verdict(runs: Sequence[Evidence]) -> str:
+def _verdict(runs: Sequence[RunResults]) -> str:
     """certified ≤ attacked ≤ clean: what was compared, and every contradiction."""
     found = [text for run in runs for text in contradictions(run)]
     if found:
@@ -134,7 +134,7 @@ def _remarks(summary: Summary) -> str:
     return f'<ul class="remarks">{"".join(items)}</ul>'
 
 
-def _choice(runs: Sequence[Evidence]) -> str:
+def _choice(runs: Sequence[RunResults]) -> str:
     """Which runs to show, if there is a choice."""
     if len(runs) == 1:
         return ""
@@ -162,7 +162,7 @@ _KINDS = {  # how a curve looks, and what it is
 }
 
 
-def _kinds(runs: Sequence[Evidence], summary: Summary) -> str:
+def _kinds(runs: Sequence[RunResults], summary: Summary) -> str:
     there = {line.kind for lines in (*(e.lines for e in summary.entries), summary.published) for line in lines}
     counts = sorted({run.part or math.inf for run in runs if run.outcome is not None})
     of = " or ".join("all" if count == math.inf else f"first {count}" for count in counts)
@@ -176,7 +176,7 @@ def _kinds(runs: Sequence[Evidence], summary: Summary) -> str:
     return f'<fieldset class="choose key"><legend>Curves</legend>{boxes}</fieldset>'
 
 
-def _curves(runs: Sequence[Evidence], summary: Summary) -> str:
+def _curves(runs: Sequence[RunResults], summary: Summary) -> str:
     if not any(run.certificate is not None for run in runs):
         return ""
     reach = epsilon_reach(runs, summary.epsilons)
@@ -197,7 +197,7 @@ above (≤).{apart if any(run.part for run in runs) else ""}</p>
 <tbody aria-live="polite">{rows}</tbody></table></div></section>"""
 
 
-def _read_off(number: int, run: Evidence) -> str:
+def _read_off(number: int, run: RunResults) -> str:
     """The rows of a run that the slider fills in: of all images and, if only some were attacked, of those."""
     images = "" if run.certificate is None else f"<small>{escape(images_of(run.certificate))}</small>"
     names = {"whole": f'<span class="swatch"></span>{escape(run.name)}{images}'}
@@ -211,7 +211,7 @@ def _read_off(number: int, run: Evidence) -> str:
     )
 
 
-def _radii(runs: Sequence[Evidence]) -> str:
+def _radii(runs: Sequence[RunResults]) -> str:
     cells = []
     for i, run in enumerate(runs):
         if run.certificate is None or not len(run.certificate.truth):
@@ -228,7 +228,7 @@ def _radii(runs: Sequence[Evidence]) -> str:
 the images.</p><div class="many">{"".join(cells)}</div></section>"""
 
 
-def _training(runs: Sequence[Evidence]) -> str:
+def _training(runs: Sequence[RunResults]) -> str:
     if not any(run.losses for run in runs):
         return ""
     checked = any(epoch.clean is not None for run in runs for epoch in run.epochs)
@@ -240,7 +240,7 @@ def _training(runs: Sequence[Evidence]) -> str:
 <div id="loss-chart"></div></div>{validation if checked else ""}</div></section>"""
 
 
-def _gallery(runs: Sequence[Evidence]) -> str:
+def _gallery(runs: Sequence[RunResults]) -> str:
     shown = [(run, cards) for run in runs if (cards := gallery(run))]
     if not shown:
         return ""
@@ -261,7 +261,7 @@ distance (dot); the true distance lies between.</p>
 {"".join(parts)}</section>"""
 
 
-def _ledger(runs: Sequence[Evidence]) -> str:
+def _ledger(runs: Sequence[RunResults]) -> str:
     parts = [_certificate(run, run.certificate, len(runs) == 1) for run in runs if run.certificate is not None]
     if not parts:
         return ""
@@ -270,7 +270,7 @@ def _ledger(runs: Sequence[Evidence]) -> str:
 runs is within E of a map whose constant is L.</p>{"".join(parts)}</section>"""
 
 
-def _certificate(run: Evidence, held: Certificate, alone: bool) -> str:
+def _certificate(run: RunResults, held: Certificate, alone: bool) -> str:
     most = max([p.rounding for p in held.ledger], default=0.0) or 1.0
     rows = "".join(_primitive(i, p, most) for i, p in enumerate(held.ledger, 1))
     facts = {

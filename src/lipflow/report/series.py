@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from lipflow.report.evidence import Certificate, Evidence
 from lipflow.report.published import references
+from lipflow.report.run_results import Certificate, RunResults
 from lipflow.report.table import Summary, accuracy
 from lipflow.rounding import down
 from lipflow.train.recipe import radius
@@ -16,7 +16,7 @@ from lipflow.train.recipe import radius
 BINS = 30
 
 
-def payload(runs: Sequence[Evidence], summary: Summary) -> dict[str, Any]:
+def payload(runs: Sequence[RunResults], summary: Summary) -> dict[str, Any]:
     """All numbers of the page's charts, as JSON values; radii as float64, so that R > ε is decided exactly."""
     reach = epsilon_reach(runs, summary.epsilons)
     return {
@@ -28,7 +28,7 @@ def payload(runs: Sequence[Evidence], summary: Summary) -> dict[str, Any]:
     }
 
 
-def epsilon_reach(runs: Sequence[Evidence], epsilons: Sequence[str]) -> float:
+def epsilon_reach(runs: Sequence[RunResults], epsilons: Sequence[str]) -> float:
     """Where the axis of ε ends: past every ε of the table and nearly all radii, at most the diameter of the box."""
     reach = max([float(radius(eps)) for eps in epsilons], default=0.0)
     for held in (run.certificate for run in runs):
@@ -48,7 +48,7 @@ def histogram(held: Certificate, reach: float) -> tuple[np.ndarray, np.ndarray]:
     return right, wrong
 
 
-def attacked(run: Evidence) -> list[tuple[str, float, float]]:
+def attacked(run: RunResults) -> list[tuple[str, float, float]]:
     """(ε as written, ε, accuracy) of each attack, with the clean accuracy of the same images at 0."""
     if run.outcome is None:
         return []
@@ -56,7 +56,7 @@ def attacked(run: Evidence) -> list[tuple[str, float, float]]:
     return [("0", 0.0, accuracy(run.outcome.clean)), *(p for p in points if p[1] > 0)]
 
 
-def paper(runs: Sequence[Evidence]) -> list[tuple[str, list[tuple[str, float, float]]]]:
+def paper(runs: Sequence[RunResults]) -> list[tuple[str, list[tuple[str, float, float]]]]:
     """(title, the same of it) of each network of the paper that runs are named after."""
     return [
         (row.title, [("0", 0.0, row.clean / 100), *((eps, float(radius(eps)), value / 100) for eps, value in row.at)])
@@ -64,7 +64,7 @@ def paper(runs: Sequence[Evidence]) -> list[tuple[str, list[tuple[str, float, fl
     ]
 
 
-def _run(run: Evidence, reach: float) -> dict[str, Any]:
+def _run(run: RunResults, reach: float) -> dict[str, Any]:
     held = run.certificate
     values: dict[str, Any] = {"name": run.name, "attacked": _points(attacked(run))}
     if held is not None:

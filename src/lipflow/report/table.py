@@ -13,8 +13,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from lipflow.report.evidence import Certificate, Evidence
 from lipflow.report.published import Reference, reference, references
+from lipflow.report.run_results import Certificate, RunResults
 from lipflow.train.recipe import radius
 from lipflow.train.run import Difference, Run, differences
 
@@ -65,7 +65,7 @@ class Summary:
         return ("clean", *(f"ε = {eps}" for eps in self.epsilons))
 
 
-def summarise(runs: Sequence[Evidence], radii: Sequence[str] = ()) -> Summary:
+def summarise(runs: Sequence[RunResults], radii: Sequence[str] = ()) -> Summary:
     """The summary at the ε given, or at all that the runs, their attacks and the paper's rows speak of."""
     epsilons = tuple(merge(radii or [eps for run in runs for eps in _spoken_of(run)]))
     paper = [_reference(found, epsilons) for found in references([run.record.run for run in runs])]
@@ -98,13 +98,13 @@ def images_of(held: Certificate) -> str:
     return f"{len(held.right)} {held.split} images{best}".replace("  ", " ")
 
 
-def _spoken_of(run: Evidence) -> list[str]:
+def _spoken_of(run: RunResults) -> list[str]:
     attacked = [] if run.outcome is None else list(run.outcome.standing)
     paper = reference(run.record.run)
     return [*run.record.run.recipe.radii, *attacked, *([eps for eps, _ in paper.at] if paper else [])]
 
 
-def _entry(run: Evidence, epsilons: Sequence[str]) -> Entry:
+def _entry(run: RunResults, epsilons: Sequence[str]) -> Entry:
     told, lines = run.record.run, []
     of = f", first {run.part} images" if run.part else ""
     if run.certificate is not None:
@@ -136,7 +136,7 @@ def _reference(found: Reference, epsilons: Sequence[str]) -> Line:
     return Line("published", found.title, found.source, values)
 
 
-def _remarks(run: Evidence) -> list[str]:
+def _remarks(run: RunResults) -> list[str]:
     """What a reader has to know: what is missing, and in which flags this is not the published run."""
     remarks = run.missing
     try:

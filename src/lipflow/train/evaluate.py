@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lipflow.blocks import Center
+from lipflow.blocks import Normalize
 from lipflow.data import Split, to_unit
 from lipflow.frozen import CHUNK, certify, freeze
 from lipflow.graph import fold, lower
@@ -112,5 +112,5 @@ def pair_estimates(network: Network) -> Tensor:
 
 def input_lipschitz(network: Network) -> float:
     """The Lipschitz constant of the normalization of the input: 1, or 1/min std."""
-    deviations = (m.std for m in network.modules() if isinstance(m, Center) and m.std is not None)
+    deviations = (m.std for m in network.modules() if isinstance(m, Normalize) and m.std is not None)
     return math.prod(1 / float(std.min()) for std in deviations)

@@ -15,7 +15,7 @@ from lipflow_layers import LoweredSDPLayer, SDPLayer, TwoBranches, WrongLayer
 def network() -> nn.Sequential:
     """For images of 8 × 8 pixels; the head has unit rows."""
     return nn.Sequential(
-        lipflow.blocks.Center(0.5),
+        lipflow.blocks.Normalize(0.5),
         lipflow.blocks.SpaceToDepth(2),
         TwoBranches(4),
         nn.Flatten(),

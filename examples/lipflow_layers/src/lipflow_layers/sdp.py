@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from lipflow import Node
-from lipflow.operators import Dense
-from lipflow.primitives import MONOTONE, Descent
+from lipflow.operators import DenseOperator
+from lipflow.primitives import NONLINEARITIES, Descent
 
 
 class SDPLayer(nn.Module):
@@ -39,4 +39,4 @@ class LoweredSDPLayer(SDPLayer):
 
     def lower(self, x: Node) -> Node:
         root = self.rescaling().rsqrt()
-        return Descent(Dense(root[:, None] * self.weight), root * self.bias, MONOTONE["relu"], 2.0)(x)
+        return Descent(DenseOperator(root[:, None] * self.weight), root * self.bias, NONLINEARITIES["relu"], 2.0)(x)

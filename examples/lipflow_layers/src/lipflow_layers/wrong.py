@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from lipflow import Node
-from lipflow.operators import Dense
-from lipflow.primitives import MONOTONE, Descent
+from lipflow.operators import DenseOperator
+from lipflow.primitives import NONLINEARITIES, Descent
 from lipflow_layers.sdp import SDPLayer
 
 
@@ -20,4 +20,4 @@ class WrongLayer(SDPLayer):
 
     def lower(self, x: Node) -> Node:
         root = torch.rsqrt(self.rescaling())
-        return Descent(Dense(root[:, None] * self.weight), root * self.bias, MONOTONE["relu"], 2.0)(x)
+        return Descent(DenseOperator(root[:, None] * self.weight), root * self.bias, NONLINEARITIES["relu"], 2.0)(x)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lipflow.report.evidence import read, read_all
+from lipflow.report.run_results import read, read_all
 from tests.report.conftest import change_claims, change_examples, change_json, change_rows, rows
 
 

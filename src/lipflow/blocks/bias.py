@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Shift(nn.Module):
+class Bias(nn.Module):
     """x + b, with b along the channels or features: an isometry. b is uniform in ±1/√channels at first."""
 
     def __init__(self, channels: int) -> None:
@@ -17,7 +17,7 @@ class Shift(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim < 2 or x.shape[1] != len(self.bias):
-            raise ValueError(f"Shift takes (batch, {len(self.bias)}, …), not {tuple(x.shape)}")
+            raise ValueError(f"Bias takes (batch, {len(self.bias)}, …), not {tuple(x.shape)}")
         return x + self.bias.reshape(-1, *[1] * (x.ndim - 2))
 
     def extra_repr(self) -> str:

@@ -110,7 +110,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, eq=False)
-class Evidence:
+class RunResults:
     """All that a run has to show."""
 
     name: str
@@ -145,7 +145,7 @@ class Evidence:
         return lacks
 
 
-def read_all(folders: tuple[Path, ...], names: tuple[str, ...] = ()) -> list[Evidence]:
+def read_all(folders: tuple[Path, ...], names: tuple[str, ...] = ()) -> list[RunResults]:
     """Runs in the order given, each under its own name: that of its folder, unless names are given."""
     if not folders:
         raise ValueError("give the folders of one or more runs, such as runs/demo")
@@ -160,7 +160,7 @@ def read_all(folders: tuple[Path, ...], names: tuple[str, ...] = ()) -> list[Evi
     return [read(folder, name) for name, folder in called.items()]
 
 
-def read(folder: Path, name: str) -> Evidence:
+def read(folder: Path, name: str) -> RunResults:
     """One run; what is there has to fit together."""
     record = Record.read(folder)
     certificate = read_certificate(folder) if (folder / CLAIMS).is_file() else None
@@ -170,7 +170,7 @@ def read(folder: Path, name: str) -> Evidence:
     outcome = _outcome(folder, certificate) if certificate is not None and attacked else None
     losses, epochs = _log(folder / "log.jsonl")
     ended, stale = (folder / FINAL).is_file(), attacked and outcome is None
-    return Evidence(name, folder, record, ended, losses, epochs, certificate, outcome, stale)
+    return RunResults(name, folder, record, ended, losses, epochs, certificate, outcome, stale)
 
 
 def read_certificate(folder: Path) -> Certificate:
