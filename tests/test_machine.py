@@ -10,10 +10,10 @@ from lipflow.machine import keep_freed_memory, processor
 FAULTS = """
 import resource, sys
 import torch
-from lipflow.machine import settle
+from lipflow.machine import keep_freed_memory
 
 if sys.argv[1] == "settled":
-    assert settle()
+    assert keep_freed_memory()
 for _ in range(20):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.ones(12_000_000)
