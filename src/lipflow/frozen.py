@@ -54,6 +54,8 @@ def _on_the_cpu(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def there(*arguments: P.args, **named: P.kwargs) -> T:
+        if torch.get_default_device().type == "cpu":  # within `torch.device`, every function of torch costs more
+            return function(*arguments, **named)
         with torch.device("cpu"):
             return function(*arguments, **named)
 
