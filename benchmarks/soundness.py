@@ -61,9 +61,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.manual_seed(0)
     if arguments.run:
-        from lipflow.train import load_run
+        from lipflow.train.record import Record
 
-        run, network = load_run(arguments.run)
+        run, network = Record.read(arguments.run).run, lipflow.load(arguments.run)
         model = run.model
         if model not in PAPER or run.model_args:
             parser.error(f"{arguments.run} is a {model}; only {', '.join(PAPER)} have a literal form")

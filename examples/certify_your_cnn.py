@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lipflow
-from lipflow import record
+from lipflow import certificate
 from lipflow.blocks import Flatten, LastLayerNormalization, Normalize, PadChannels, SpaceToDepth
 from lipflow.check import check
 
@@ -80,7 +80,7 @@ def main() -> None:
         shares = "".join(f"{100 * share.double().mean():7.2f}%" for share in held)
         print(f"{name:<15} {shares}  {(certificates.radius * right).mean():.4f}, as L = {frozen.lipschitz:.4g}")
         with tempfile.TemporaryDirectory() as folder:  # a certificate is a file that another program can check
-            record.write(folder, frozen, certificates, data.test.images, data.test.labels)
+            certificate.save(folder, frozen, certificates, data.test.images, data.test.labels)
             print(f"{'':<15}  check accepts: {check(folder, seed=0)}")
 
 

@@ -39,7 +39,7 @@ from lipflow.train.recipe import flag, flat_names
 from lipflow.train.run import Run, differences
 
 if TYPE_CHECKING:
-    from lipflow.report.run_results import Certificate
+    from lipflow.certificate import CertificateFile
 
 RESULT, FOLDER, AUTO = Path("experiments/results/fast.json"), Path("runs/fast"), "autoattack.json"
 TRAIN, HELD_OUT, TEST = 50000, 5000, 10000  # images; what is held out is so unless a row says otherwise
@@ -89,22 +89,22 @@ def _typed(value: Any) -> str:
     return " ".join(f"{name}={argument}" for name, argument in arguments) or str(value)
 
 
-def certified(folder: Path, data_dir: Path | None) -> "Certificate":
+def certified(folder: Path, data_dir: Path | None) -> "CertificateFile":
     """The certificate of all test images, made unless it is there."""
     from lipflow.commands.certify import Certify, certify
 
     return of_test(folder, TEST, lambda: certify(Certify(folder, data_dir=data_dir)))
 
 
-def summary(held: "Certificate") -> dict[str, Any]:
+def summary(held: "CertificateFile") -> dict[str, Any]:
     """What a certificate of test images says of its network."""
+    from lipflow.radius import parse_radius
     from lipflow.report.table import accuracy
-    from lipflow.train.recipe import radius
 
     return {
         "images": len(held.truth),
         "clean": accuracy(held.right),
-        "certified": {eps: accuracy(held.certified(radius(eps))) for eps in GRID},
+        "certified": {eps: accuracy(held.certified(parse_radius(eps))) for eps in GRID},
         "average_radius": accuracy(held.radius * held.right),
         "lipschitz": held.lipschitz,
     }
@@ -113,9 +113,9 @@ def summary(held: "Certificate") -> dict[str, Any]:
 def measured(run: Run) -> dict[str, Any]:
     """What test images say of a finished run, certified unless they were, and what the log says of the way there."""
     from lipflow.data import steps_per_epoch
+    from lipflow.radius import parse_radius
     from lipflow.report.run_results import read
     from lipflow.report.table import accuracy
-    from lipflow.train.recipe import radius
 
     held = certified(run.folder, run.data_dir)
     found = read(run.folder, run.folder.name)
@@ -137,12 +137,12 @@ def measured(run: Run) -> dict[str, Any]:
         ],
     }
     if found.outcome is not None:
-        standing = {eps: accuracy(flags) for eps, flags in found.outcome.standing.items()}
-        proved = {eps: accuracy(held.certified(radius(eps))[: len(found.outcome)]) for eps in standing}
+        standing = {eps: accuracy(flags) for eps, flags in found.outcome.robust.items()}
+        proved = {eps: accuracy(held.certified(parse_radius(eps))[: len(found.outcome)]) for eps in standing}
         result |= {"attacked_images": len(found.outcome), "attacked": standing, "certified_of_attacked": proved}
     if (run.folder / AUTO).is_file():
         auto = json.loads((run.folder / AUTO).read_text())
-        proved = accuracy(held.certified(radius(auto["epsilon"]))[: auto["images"]])
+        proved = accuracy(held.certified(parse_radius(auto["epsilon"]))[: auto["images"]])
         result["autoattack"] = {**auto, "certified": proved}
     return result
 
@@ -168,20 +168,19 @@ def attack(run: Run, images: int, few: int) -> None:
     import torch
     from pyautoattack import AutoAttack
 
-    from lipflow import data, record
+    from lipflow import certificate, data, load
     from lipflow.commands.attack import Attack
     from lipflow.commands.attack import attack as by_pgd
     from lipflow.frozen import Frozen
-    from lipflow.train.recipe import radius
-    from lipflow.train.record import load_run
+    from lipflow.radius import parse_radius
 
     measured(run)
-    if by_pgd(Attack(run.folder, epsilon=EPSILONS, images=images)):
+    if by_pgd(Attack(run.folder, radii=EPSILONS, limit=images)):
         raise ValueError(f"{run.folder}: a certified image was broken; nothing is published")
     test = data.load(run.data, run.data_dir).test
     x, truth = data.to_unit(test.images[:few]), test.labels[:few]
-    frozen, eps = Frozen.load(run.folder / record.WEIGHTS), EPSILONS[0]
-    tool = AutoAttack(load_run(run.folder)[1], norm="L2", eps=float(radius(eps)), seed=0, device="cpu")
+    frozen, eps = Frozen.load(run.folder / certificate.WEIGHTS), EPSILONS[0]
+    tool = AutoAttack(load(run.folder), norm="L2", eps=float(parse_radius(eps)), seed=0, device="cpu")
     found = tool.run_standard_evaluation(x, truth, batch_size=100)[0].clamp(0, 1)
     with torch.no_grad():
         standing, clean = ((frozen(t).argmax(1) == truth).double().mean().item() for t in (found, x))
@@ -191,12 +190,11 @@ def attack(run: Run, images: int, few: int) -> None:
 
 def gap(run: Run) -> None:
     """Print what a finished network knows of its training images and of the held-out ones, by estimate."""
-    from lipflow import data
+    from lipflow import data, load
     from lipflow.train.distributed import join
     from lipflow.train.evaluate import estimate
-    from lipflow.train.record import load_run
 
-    network, images = load_run(run.folder)[1], data.load(run.data, run.data_dir, validation=run.validation_images)
+    network, images = load(run.folder), data.load(run.data, run.data_dir, validation=run.validation_images)
     seen = data.Split(images.train.images[:HELD_OUT], images.train.labels[:HELD_OUT])
     with join("cpu") as ranks:
         for name, split in (("training", seen), ("held-out", images.validation)):

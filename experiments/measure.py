@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import lipflow
 from experiments.provenance import of_test
 from experiments.scale import GRID, Scale
 from lipflow.attack import PGD, pgd
@@ -27,12 +28,12 @@ from lipflow.data import Split, load, to_unit
 from lipflow.files import write_atomic
 from lipflow.frozen import Frozen, freeze
 from lipflow.models import Network
+from lipflow.radius import parse_radius
 from lipflow.report.consistency import contradictions
 from lipflow.report.run_results import read
 from lipflow.report.table import accuracy
 from lipflow.train.learner import make_network
-from lipflow.train.recipe import radius
-from lipflow.train.record import Record, load_run
+from lipflow.train.record import Record
 from lipflow.train.run import Run
 
 AT_ONCE = 500  # images through a live network
@@ -62,13 +63,13 @@ def certified(folder: Path, scale: Scale) -> dict[str, Any]:
     """Of the test images that the scale asks for, certified unless they were."""
     run = Record.read(folder).run
     wanted = len(_data(run).test.images[: scale.images])
-    found = of_test(folder, wanted, lambda: certify(Certify(folder, images=scale.images)))
+    found = of_test(folder, wanted, lambda: certify(Certify(folder, limit=scale.images)))
     return {
         "images": len(found.truth),
         "clean": accuracy(found.right),
-        "certified": {eps: accuracy(found.certified(radius(eps))) for eps in GRID},
+        "certified": {eps: accuracy(found.certified(parse_radius(eps))) for eps in GRID},
         "certified_by_the_papers_rule": {
-            eps: accuracy(found.right & (found.paper_radius > float(radius(eps)))) for eps in GRID[:3]
+            eps: accuracy(found.right & (found.paper_radius > float(parse_radius(eps)))) for eps in GRID[:3]
         },
         "lipschitz": found.lipschitz,
         "rounding": found.rounding,
@@ -79,15 +80,15 @@ def attacked(folder: Path, scale: Scale) -> dict[str, Any]:
     found = read(folder, folder.name)
     assert found.certificate is not None
     wanted, held = len(found.certificate.truth[: scale.attacked]), found.outcome
-    if held is None or not set(scale.attacked_at) <= set(held.standing) or len(held) != wanted:
-        attack(Attack(folder, epsilon=scale.attacked_at, images=scale.attacked, gallery=0))
+    if held is None or not set(scale.attacked_at) <= set(held.robust) or len(held) != wanted:
+        attack(Attack(folder, radii=scale.attacked_at, limit=scale.attacked, gallery=0))
         found = read(folder, folder.name)
     assert found.outcome is not None
     return {
         "attacked_images": len(found.outcome),
         "attacked_clean": accuracy(found.outcome.clean),
         "attacked_steps": found.outcome.steps,
-        "attacked": {eps: accuracy(standing) for eps, standing in found.outcome.standing.items()},
+        "attacked": {eps: accuracy(robust) for eps, robust in found.outcome.robust.items()},
         "contradictions": contradictions(found),
     }
 
@@ -97,13 +98,13 @@ def live(folder: Path, scale: Scale) -> dict[str, Any]:
 
 
 def _live(folder: Path, scale: Scale) -> dict[str, Any]:
-    run, network = load_run(folder)
+    run, network = Record.read(folder).run, lipflow.load(folder)
     test = _data(run).test
     count = len(test) if scale.images is None else scale.images
     with torch.no_grad():
         labels = torch.cat([network(to_unit(part)).argmax(1) for part in test.images[:count].split(AT_ONCE)])
     some = Split(test.images[: scale.attacked], test.labels[: scale.attacked])
-    broken = pgd(network, some.images, some.labels, [radius("36/255")], PGD()).success[:, 0]
+    broken = pgd(network, some.images, some.labels, [parse_radius("36/255")], PGD()).success[:, 0]
     try:
         constant = freeze(network).lipschitz
     except (ValueError, ArithmeticError):  # beyond float64
@@ -126,7 +127,7 @@ def _effective(folder: Path, scale: Scale) -> dict[str, Any]:
 
     A slope at one point is a Lipschitz constant from below. The greatest one times L is the effective constant seen.
     """
-    run, network = load_run(folder)
+    run, network = Record.read(folder).run, lipflow.load(folder)
     frozen = freeze(network)
     slopes = used(frozen, _data(run).test.images[: scale.probed])
     most = float(slopes.max())
@@ -159,7 +160,7 @@ def gradient(folder: Path, scale: Scale) -> dict[str, Any]:
 
 
 def _gradient(folder: Path, scale: Scale) -> dict[str, Any]:
-    run, network = load_run(folder)
+    run, network = Record.read(folder).run, lipflow.load(folder)
     data = _data(run)
     images, labels = data.test.images[: scale.probed], data.test.labels[: scale.probed]
     fresh = make_network(run, data).eval()
@@ -202,7 +203,7 @@ MEASURES: Mapping[str, Callable[[Path, Scale], dict[str, Any]]] = {
 def measure(folder: Path, measures: tuple[str, ...], scale: Scale) -> dict[str, Any]:
     """The table of numbers of one run; what was measured before is read."""
     kept = Record.read(folder)
-    parameters = sum(p.numel() for p in load_run(folder)[1].parameters())
+    parameters = sum(p.numel() for p in lipflow.load(folder).parameters())
     known: dict[str, Any] = {"run": folder.name, "seed": kept.run.seed, "parameters": parameters}
     known |= {"recorded": dict(kept.environment), **training(folder)}
     for name in measures:

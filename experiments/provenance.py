@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lipflow.report.run_results import Certificate
+    from lipflow.certificate import CertificateFile
 
 
 def provenance(command: str) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def provenance(command: str) -> dict[str, Any]:
     return {"commit": known["commit"], **versions, "machine": machine + device, "command": command, "day": day}
 
 
-def of_test(folder: Path, images: int, certify: Callable[[], object]) -> "Certificate":
+def of_test(folder: Path, images: int, certify: Callable[[], object]) -> "CertificateFile":
     """The certificate of so many test images by the final network of a run, made by `certify` unless it is there.
 
     One of validation images, of fewer images or of the best network may stand in its place.
@@ -32,7 +32,7 @@ def of_test(folder: Path, images: int, certify: Callable[[], object]) -> "Certif
     from lipflow.report.run_results import read
 
     held = read(folder, folder.name).certificate
-    if held is None or (held.split, len(held.truth)) != ("test", images) or held.which == "best":
+    if held is None or (held.split, len(held.truth)) != ("test", images) or held.network == "best":
         certify()
         held = read(folder, folder.name).certificate
     assert held is not None

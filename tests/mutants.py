@@ -217,7 +217,7 @@ MUTANTS = [
     ),
     Mutant(
         "no rounding slack",
-        [Edit("certificate.py", "slack = up(4 * sqrt_up(Fraction(2)) * Fraction(rounding))", "slack = 0.0")],
+        [Edit("certificate/rule.py", "slack = up(4 * sqrt_up(Fraction(2)) * Fraction(rounding))", "slack = 0.0")],
         [f"{SOUNDNESS}/test_rounding_attack.py", "-k", "no_violation or attained"],
     ),
     Mutant(
@@ -232,7 +232,7 @@ MUTANTS = [
     ),
     Mutant(
         "slack for one of the two points only",
-        [Edit("certificate.py", "slack = up(4 * sqrt_up(Fraction(2)) *", "slack = up(sqrt_up(Fraction(2)) *")],
+        [Edit("certificate/rule.py", "slack = up(4 * sqrt_up(Fraction(2)) *", "slack = up(sqrt_up(Fraction(2)) *")],
         ["tests/test_certificate.py", "-k", "rule"],
     ),
     Mutant(
@@ -282,7 +282,7 @@ MUTANTS = [
         "a certified tie",
         [
             Edit(
-                "certificate.py",
+                "certificate/rule.py",
                 "rivals = torch.arange(logits.shape[1]) != label[:, None]",
                 "rivals = logits != logits.gather(1, label[:, None])",
             )
@@ -291,12 +291,18 @@ MUTANTS = [
     ),
     Mutant(
         "scores that are NaN or infinite certified",
-        [Edit("certificate.py", "finite = torch.isfinite(logits).all(1)", "finite = torch.ones(len(logits)).bool()")],
+        [
+            Edit(
+                "certificate/rule.py",
+                "finite = torch.isfinite(logits).all(1)",
+                "finite = torch.ones(len(logits)).bool()",
+            )
+        ],
         [f"{SOUNDNESS}/test_refusals.py", "-k", "scores"],
     ),
     Mutant(
         "pixels outside of the box certified",
-        [Edit("certificate.py", "if not bool(inside.all()):", "if False:")],
+        [Edit("certificate/rule.py", "if not bool(inside.all()):", "if False:")],
         [f"{SOUNDNESS}/test_refusals.py", "-k", "pixels"],
     ),
     Mutant(

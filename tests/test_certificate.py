@@ -50,7 +50,7 @@ def test_certificates_of_batches_are_joined_from_any_iterable():
         joined = lipflow.Certificates.cat(parts)
         assert torch.equal(joined.radius, torch.cat([row.radius for row in rows]))
         assert joined.logits.shape == (5, 3)
-    with pytest.raises(ValueError, match="no certificates to join"):
+    with pytest.raises(ValueError, match="certificates of at least one batch"):
         lipflow.Certificates.cat([])
 
 
@@ -60,7 +60,7 @@ def test_accuracy_counts_what_is_right_and_certified():
     assert certificates.accuracy(truth) == 0.75  # a tie has a label, and no radius
     assert certificates.accuracy(truth, 0) == 0.5
     assert certificates.accuracy(truth, "1/2") == 0.25
-    with pytest.raises(ValueError, match=r"labels are one an image, \(4,\), not \(1,\)"):
+    with pytest.raises(ValueError, match=r"one label per image, of shape \(4,\), not \(1,\)"):
         certificates.accuracy(truth[:1])
 
 
@@ -86,9 +86,6 @@ def test_images_as_bytes_or_floats(frozen):
     pixels = (torch.rand(7, 1, 8, 8) * 255).to(torch.uint8)
     from_bytes, from_floats = lipflow.certify(frozen, pixels), lipflow.certify(frozen, pixels.double() / 255)
     assert torch.equal(from_bytes.radius, from_floats.radius)
-    label, radius = frozen.predict(pixels)
-    assert torch.equal(label, from_bytes.label)
-    assert torch.equal(radius, from_bytes.radius)
     assert bool((from_bytes.radius <= from_bytes.paper_radius).all())
     torch.testing.assert_close(from_bytes.radius, from_bytes.paper_radius, rtol=1e-6, atol=1e-9)
     assert len(lipflow.certify(frozen, torch.zeros(0, 1, 8, 8))) == 0
@@ -98,7 +95,7 @@ def test_images_as_bytes_or_floats(frozen):
     ("value", "hint"),
     [
         (156.0, r"contain 156.0 \(divide them by 255, or"),
-        (-0.5, r"contain -0.5 \(to subtract a mean"),
+        (-0.5, r"contain -0.5 \(normalise inside"),
         (1 + 2**-20, r"contain 1.0000009536743164 \(clamp them"),
         (math.nan, "contain nan$"),
     ],

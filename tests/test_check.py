@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 import lipflow
-from lipflow import blocks, check, record
+from lipflow import blocks, check
+from lipflow.certificate import file as certificate_file
 from lipflow.graph.file import describe
 from lipflow.operators.fourier import phases
 from tests import contract
@@ -174,7 +175,7 @@ def test_accepts_other_domains(domain, tmp_path):
 def _network(frozen):
     """A network as the checker holds it, and its own constants: (network, L of each vertex, E of each vertex)."""
     description, tensors = describe(frozen.graph, frozen.domain)
-    claims = record.claims(frozen, lipflow.certify(frozen, graphs.points(frozen, 1)), {}, "", "")
+    claims = certificate_file.claims(frozen, lipflow.certify(frozen, graphs.points(frozen, 1)), {}, "", "")
     arrays = {name: t.numpy() for name, t in tensors.items()}
     network = check.Network(json.loads(json.dumps(description)), arrays, claims)
     return network, *network.fold(claims["domain"], claims["vertices"])
@@ -235,9 +236,9 @@ def copied(good, tmp_path):
 
 
 def _rows(folder, **changes):
-    with np.load(folder / record.ROWS) as rows:
+    with np.load(folder / certificate_file.ROWS) as rows:
         columns = {name: rows[name] for name in rows.files}
-    np.savez(folder / record.ROWS, **{**columns, **{k: f(columns[k].copy()) for k, f in changes.items()}})
+    np.savez(folder / certificate_file.ROWS, **{**columns, **{k: f(columns[k].copy()) for k, f in changes.items()}})
 
 
 def _numbers(value, path=()):
@@ -263,12 +264,12 @@ def test_every_field_is_under_the_digest(good, copied):
             inner = inner[key]
         value = inner[path[-1]]
         inner[path[-1]] = value * 1.5 + 1 if isinstance(value, int | float) else value + "!"
-        (copied / record.CLAIMS).write_text(json.dumps(changed))
+        (copied / certificate_file.CLAIMS).write_text(json.dumps(changed))
         with pytest.raises(check.Rejected, match=r"digest|float64|schema"):
             check.check(copied)
 
 
-@pytest.mark.parametrize("name", [record.WEIGHTS, record.ROWS])
+@pytest.mark.parametrize("name", [certificate_file.WEIGHTS, certificate_file.ROWS])
 def test_every_byte_is_under_the_digest(copied, name):
     path = copied / name
     raw = bytearray(path.read_bytes())
@@ -442,14 +443,18 @@ NO_CLAIMS = ["", "{}", "[1]", "[" * 100_000, '{"digest": ' * 100_000, "\x00", "1
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        *((name, content) for name in (record.WEIGHTS, record.ROWS) for content in RUBBISH.values()),
-        *((record.CLAIMS, text.encode()) for text in NO_CLAIMS),
+        *(
+            (name, content)
+            for name in (certificate_file.WEIGHTS, certificate_file.ROWS)
+            for content in RUBBISH.values()
+        ),
+        *((certificate_file.CLAIMS, text.encode()) for text in NO_CLAIMS),
     ],
     ids=lambda value: str(value[:12]),
 )
 def test_a_file_of_rubbish_is_rejected_in_one_line(copied, name, content, capsys):
     (copied / name).write_bytes(content)
-    if name != record.CLAIMS:
+    if name != certificate_file.CLAIMS:
         _sign(copied, _claims(copied))
     assert check.main([str(copied)]) == 1
     said = capsys.readouterr().out
@@ -485,7 +490,7 @@ def test_no_other_file_is_read(copied, other):
     claims = _claims(copied)
     claims.pop("digest")
     claims["files"][other] = "0" * 64
-    (copied / record.CLAIMS).write_text(json.dumps(dict(claims, digest=record.digest(claims))))
+    (copied / certificate_file.CLAIMS).write_text(json.dumps(dict(claims, digest=certificate_file.digest(claims))))
     with pytest.raises(check.Rejected, match="other files"):
         check.check(copied)
 
@@ -494,7 +499,7 @@ def test_the_command(good, tmp_path, capsys):
     for arguments, code, words in (
         ([str(good)], 0, "accepted: 40 radii follow from their scores"),
         ([str(tmp_path)], 1, "certificate.json is missing"),
-        ([str(good / record.CLAIMS)], 1, "cannot be read: NotADirectoryError"),
+        ([str(good / certificate_file.CLAIMS)], 1, "cannot be read: NotADirectoryError"),
         ([], 2, "python -m lipflow.check FOLDER"),
     ):
         assert check.main(arguments) == code
@@ -522,7 +527,7 @@ def test_no_row_of_a_ledger_can_be_lowered(name, tmp_path):
     """Of every kind of layer, the checker's own constants are needed, and not only accepted."""
     network = nn.Sequential(contract.make(name, trained=True), nn.Flatten())
     _certificate(tmp_path, network, contract.LAYERS[name].shape, count=1)
-    honest = (tmp_path / record.CLAIMS).read_text()
+    honest = (tmp_path / certificate_file.CLAIMS).read_text()
     tried = 0
     for i, row in enumerate(json.loads(honest)["vertices"]):
         for field, factor in (("lipschitz", 1 - 1e-6), ("rounding", 1 - 1e-6), ("reach", 0.49)):

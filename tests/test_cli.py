@@ -152,7 +152,7 @@ def test_flags_are_the_numbers_of_the_choices():
         (["attack", "cpl-fast"], "did you mean cpl-fast-cifar10?"),
         (["check", "OUT"], ", and no folder of that name here or in runs/: lipflow certify"),
         (["train", "--model-args", "depth=3", "depth=4", "--out", "OUT"], "the model argument depth is given twice"),
-        (["train", "--model-args", "dept=3", "--out", "OUT"], "cpl-digits has no size 'dept'; it has channels"),
+        (["train", "--model-args", "dept=3", "--out", "OUT"], "cpl-digits has no argument 'dept'; it has channels"),
         (["train", "--budget", "soon"], "a duration is written as 90s, 30m, 2h or 1h30m, not 'soon'"),
         (["train", "--resume", "--out", "OUT"], "holds no run"),
         (

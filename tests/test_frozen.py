@@ -142,7 +142,7 @@ def test_freezing_what_is_frozen():
     frozen = lipflow.freeze(nn.Linear(4, 3), (4,))
     assert lipflow.freeze(frozen) is lipflow.freeze(frozen, (4,), (0.0, 1.0)) is frozen
     for arguments in (((5,),), ((4,), (-5.0, 5.0))):
-        with pytest.raises(ValueError, match="frozen already"):
+        with pytest.raises(ValueError, match="this network was frozen for"):
             lipflow.freeze(frozen, *arguments)
 
 
@@ -221,10 +221,10 @@ def test_what_is_no_classifier_is_frozen_and_not_certified():
 def test_load_refuses_other_files(tmp_path):
     path = tmp_path / "f.safetensors"
     path.write_bytes(b"no safetensors")
-    with pytest.raises(ValueError, match="is not a whole safetensors file"):
+    with pytest.raises(ValueError, match="is not a complete safetensors file"):
         lipflow.Frozen.load(path)
     save_file({"t": torch.zeros(1)}, str(path))
-    with pytest.raises(ValueError, match="is no frozen lipflow network"):
+    with pytest.raises(ValueError, match="is not a frozen lipflow network"):
         lipflow.Frozen.load(path)
     frozen = lipflow.freeze(lipflow.build("cpl-digits"))
     for change, words in CHANGES:
@@ -236,7 +236,7 @@ def test_load_refuses_other_files(tmp_path):
 
 
 CHANGES = [  # what else is refused stands in soundness/test_forgeries.py
-    (lambda d: d.update(schema=1), "schema 1, of another version of lipflow, .* freeze and certify"),
+    (lambda d: d.update(schema=1), "schema 1, of another version of lipflow; .* freeze and certify"),
     (lambda d: d.update(model="cpl-digits"), "a network that is not frozen"),
     (lambda d: d["primitives"][4].update(kind="declared"), "not known: 'declared'"),
     (lambda d: d["primitives"][4].update(h=-1.0), "descent primitive cannot be built"),
@@ -322,6 +322,6 @@ def test_a_certificate_is_written_of_as_many_images_and_labels(tmp_path):
     frozen, x = lipflow.freeze(nn.Sequential(nn.Linear(4, 2)), in_shape=(4,)), torch.rand(3, 4)
     certificates = lipflow.certify(frozen, x)
     for images, truth in ((x[:2], certificates.label), (x, certificates.label[:2]), (x, certificates.label.double())):
-        with pytest.raises(ValueError, match="3 certificates are of as many images and integer labels, not of"):
-            lipflow.record.write(tmp_path, frozen, certificates, images, truth)
+        with pytest.raises(ValueError, match="3 certificates need as many images and integer labels, not"):
+            lipflow.certificate.save(tmp_path, frozen, certificates, images, truth)
     assert not list(tmp_path.iterdir())

@@ -73,7 +73,7 @@ def test_a_folder_and_a_file_load_as_well(tmp_path, run_folder):
         ),
         ("nowhere.safetensors", f"there is no folder nowhere.safetensors.*trained networks are {NAME}"),
         ("", "holds no run"),
-        ("w.pt", "w.pt is no .safetensors file; of a state dict, build the network"),
+        ("w.pt", "w.pt is not a .safetensors file; load a state dict"),
     ],
 )
 def test_what_is_not_there_is_said(source, message, tmp_path, monkeypatch):
@@ -93,9 +93,9 @@ def test_a_run_is_found_by_its_name_in_runs(tmp_path, monkeypatch, run_folder):
 
 def test_frozen_and_live_files_are_told_apart(tmp_path, run_folder):
     lipflow.freeze(lipflow.load(run_folder)).save(tmp_path / "frozen.safetensors")
-    with pytest.raises(ValueError, match=r"it is a frozen network: lipflow.Frozen.load"):
+    with pytest.raises(ValueError, match=r"it is a frozen network: use lipflow.Frozen.load"):
         lipflow.load(tmp_path / "frozen.safetensors")
-    with pytest.raises(ValueError, match=r"is a network that is not frozen: lipflow.freeze\(lipflow.load"):
+    with pytest.raises(ValueError, match=r"is a network that is not frozen: use lipflow.freeze\(lipflow.load"):
         lipflow.Frozen.load(run_folder / FINAL)
 
 
@@ -114,7 +114,7 @@ def test_nobody_s_run_is_written_over(tmp_path, monkeypatch):
     mine = tmp_path / "runs" / NAME / "run.json"
     mine.parent.mkdir(parents=True)
     mine.write_text("{}")
-    with pytest.raises(ValueError, match="holds another run"):
+    with pytest.raises(ValueError, match="is not the pretrained network"):
         pretrained.folder_of(Path(NAME))
     assert mine.read_text() == "{}"
     assert [p.name for p in mine.parent.iterdir()] == ["run.json"]

@@ -48,9 +48,9 @@ _ROOMS = {
         "spectral_conv",
         "spectral_dense",
     ),
-    "certificate": ("Certificates",),
-    "frozen": ("Frozen", "certify", "freeze"),
-    "models": ("MODELS", "Network", "build", "list_models"),
+    "frozen": ("Frozen", "freeze"),
+    "certificate": ("Certificates", "certify"),
+    "models": ("MODELS", "Network", "build", "list_models", "save"),
     "pretrained": ("load",),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
@@ -72,12 +72,13 @@ _MODULES = (
     "operators",
     "pretrained",
     "primitives",
-    "record",
+    "radius",
     "report",
     "rounding",
     "shapes",
     "testing",
     "train",
+    "untrusted",
 )
 
 __all__ = [*_HOME, *_MODULES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
@@ -100,12 +101,13 @@ if TYPE_CHECKING:  # the same names for who reads types, and no others; a test h
     from lipflow import operators as operators
     from lipflow import pretrained as pretrained
     from lipflow import primitives as primitives
-    from lipflow import record as record
+    from lipflow import radius as radius
     from lipflow import report as report
     from lipflow import rounding as rounding
     from lipflow import shapes as shapes
     from lipflow import testing as testing
     from lipflow import train as train
+    from lipflow import untrusted as untrusted
     from lipflow.blocks import bcop_conv as bcop_conv
     from lipflow.blocks import bjorck_dense as bjorck_dense
     from lipflow.blocks import cayley_conv as cayley_conv
@@ -119,6 +121,7 @@ if TYPE_CHECKING:  # the same names for who reads types, and no others; a test h
     from lipflow.bound import Bound as Bound
     from lipflow.bound import lipschitz_bound as lipschitz_bound
     from lipflow.certificate import Certificates as Certificates
+    from lipflow.certificate import certify as certify
     from lipflow.flows import ConvexPlusSkew as ConvexPlusSkew
     from lipflow.flows import ConvexPotential as ConvexPotential
     from lipflow.flows import ConvWeight as ConvWeight
@@ -143,12 +146,12 @@ if TYPE_CHECKING:  # the same names for who reads types, and no others; a test h
     from lipflow.flows import proximal as proximal
     from lipflow.flows import soc as soc
     from lipflow.frozen import Frozen as Frozen
-    from lipflow.frozen import certify as certify
     from lipflow.frozen import freeze as freeze
     from lipflow.models import MODELS as MODELS
     from lipflow.models import Network as Network
     from lipflow.models import build as build
     from lipflow.models import list_models as list_models
+    from lipflow.models import save as save
     from lipflow.node import LoweringError as LoweringError
     from lipflow.node import Node as Node
     from lipflow.operators import ConvOperator as ConvOperator

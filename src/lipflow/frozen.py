@@ -1,7 +1,7 @@
-"""The certified object: a graph of primitives in float64, its constants, and its file.
+"""`freeze`, and the frozen network: a graph of primitives in float64, with its constants.
 
-Let f be the exact map of the graph, and f̂ the program that runs it. Over the box of its domain ‖f̂(x) - f(x)‖ ≤ E, and
-fᵢ - fⱼ is dᵢⱼ-Lipschitz: `rounding` and `pair_bounds`, folded by `lipflow.graph.fold`.
+Let f be the exact map of the graph and f̂ the program that runs it. On the box of the domain, ‖f̂(x) - f(x)‖ ≤ E, and
+fᵢ - fⱼ is dᵢⱼ-Lipschitz. E is `rounding` and d is `pair_bounds`; `lipflow.graph.fold` computes them.
 """
 
 import hashlib
@@ -19,7 +19,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from lipflow.bound import shape_for
-from lipflow.certificate import Certificates, from_logits, require_pixels
 from lipflow.files import save_tensors, write_atomic
 from lipflow.graph import UNIT, Domain, Graph, certified, fold, lower
 from lipflow.graph.file import SCHEMA, describe, restored, tensors_of
@@ -33,12 +32,11 @@ from lipflow.shapes import Shape, require_batch, shape_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
-CHUNK = 250  # images that `certify` runs at a time
-MANY = 64  # images that go through a layer together where its weights are larger than they are
+MAX_CHUNK_IMAGES = 64  # that go through a layer at a time if its weights are larger than the images
 
 
-class Row(NamedTuple):
-    """One line of the ledger: a vertex, its constant and where that comes from, its rounding, and what it may reach."""
+class LedgerRow(NamedTuple):
+    """A vertex of the graph: its constant L and why it holds, what its rounding adds to E, the bound of its norm."""
 
     kind: str
     name: str
@@ -49,39 +47,39 @@ class Row(NamedTuple):
     reach: float
 
 
-def _on_the_cpu(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, whose new tensors are on the CPU also where the user has set another default device."""
+def on_cpu(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function so that it creates its tensors on the CPU, whatever the default device is."""
 
     @wraps(function)
-    def there(*arguments: P.args, **named: P.kwargs) -> T:
-        if torch.get_default_device().type == "cpu":  # within `torch.device`, every function of torch costs more
+    def wrapper(*arguments: P.args, **named: P.kwargs) -> T:
+        if torch.get_default_device().type == "cpu":  # the context manager below slows down every function of torch
             return function(*arguments, **named)
         with torch.device("cpu"):
             return function(*arguments, **named)
 
-    return there
+    return wrapper
 
 
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class Frozen:
-    """A network that can be certified: immutable, float64, called like a function, differentiable in its input.
+    """A network that can be certified: immutable, in float64, called like a function, differentiable in its input.
 
-    It takes images `(batch, *in_shape)`, uint8 as k/255 or floats in its domain, to scores `(batch, classes)`.
-    `lipschitz` is the L of the whole network, `rounding` its E, `pair_bounds` the constants of fᵢ - fⱼ; `ledger` has a
-    row for each vertex of its graph. Its weights are its own. `module()` is for programs that ask for an nn.Module.
+    It maps images (batch, *in_shape), uint8 (read as k/255) or floats in its domain, to scores (batch, classes).
+    `lipschitz` is L of the whole network, `rounding` is E, `pair_bounds` holds the constants of fᵢ - fⱼ, and `ledger`
+    has a row for each vertex of the graph. It owns its weights. `module()` wraps it in an nn.Module.
     """
 
     graph: Graph
     domain: Domain
-    ledger: tuple[Row, ...]
+    ledger: tuple[LedgerRow, ...]
     lipschitz: float
     rounding: float
     pair_bounds: Tensor
 
     @staticmethod
     def of(graph: Graph, domain: Domain = UNIT) -> "Frozen":
-        """Fold the constants of a certified graph."""
+        """Make a frozen network from a graph of certified primitives."""
         require_arithmetic()
         for vertex in graph.vertices:
             require_numbers(vertex)
@@ -90,28 +88,27 @@ class Frozen:
         if not (math.isfinite(total) and math.isfinite(rounding)):
             raise LoweringError(f"the constants of this network are beyond float64: L = {total}, E = {rounding}")
         ledger = tuple(
-            Row(v.primitive.kind, v.name, v.primitive.size, k.stretch, v.primitive.how, k.added, k.reach)
+            LedgerRow(v.primitive.kind, v.name, v.primitive.size, k.stretch, v.primitive.how, k.added, k.reach)
             for v, k in zip(graph.vertices, folded.vertices, strict=True)
         )
         return Frozen(graph, (float(domain[0]), float(domain[1])), ledger, total, rounding, folded.pairs)
 
     def __call__(self, x: Tensor) -> Tensor:
-        # Compiled, it would be another program than the one that is certified: leave the graph of a compiler.
+        # A compiled network would be a different program from the one that is certified.
         return (_uncompiled if "torch._dynamo" in sys.modules else Frozen._run)(self, x)
 
     def _run(self, x: Tensor) -> Tensor:
         x = self.receive(x)
-        first, rest, at_a_time = self._parts
-        start = self.graph.vertices[0]
-        # While they are images, few at a time: what passes between layers stays in the cache, if not their weights.
-        parts = [
-            last_value(first, {id(start): part}).expand(len(part), *first[-1].shape) for part in x.split(at_a_time)
+        body, dense, chunk_images = self._parts
+        start, features = self.graph.vertices[0], body[-1]
+        chunks = [
+            last_value(body, {id(start): chunk}).expand(len(chunk), *features.shape) for chunk in x.split(chunk_images)
         ]
-        scores = last_value(rest, {id(first[-1]): torch.cat(parts)})
-        return scores.expand(len(x), *scores.shape[1:])  # one row where they do not depend on the images
+        scores = last_value(dense, {id(features): torch.cat(chunks)})
+        return scores.expand(len(x), *scores.shape[1:])  # scores that do not depend on the image have one row
 
     def receive(self, x: Tensor) -> Tensor:
-        """Images as the network computes with them: float64 on the CPU, uint8 as k/255."""
+        """Convert images to float64 on the CPU, uint8 as k/255."""
         require_batch(x, self.in_shape)
         if x.dtype == torch.uint8:
             return x.to("cpu", torch.float64) / 255
@@ -125,40 +122,37 @@ class Frozen:
 
     @property
     def classes(self) -> int:
-        """The number of scores; 0 for a network that is no classifier."""
+        """The number of scores; 0 if the network is not a classifier."""
         return len(self.pair_bounds)
 
-    def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(label, certified radius) of each image."""
-        certificates = certify(self, x)
-        return certificates.label, certificates.radius
-
     def module(self) -> nn.Module:
-        """The network as an nn.Module without parameters, for attack libraries and the like."""
+        """Wrap the network in an nn.Module without parameters, for attack libraries that need one."""
         return _Module(self)
 
     @cached_property
     def _parts(self) -> tuple[Sequence[Vertex], Sequence[Vertex], int]:
-        """The vertices to run a few images at a time, those that run on all at once, and how many are a few.
+        """The body, which runs on chunks of images, the dense layers, which run on all images, and the chunk's size.
 
-        The second half begins at a vertex that is all it needs of the first, and has vectors only.
+        Chunks are so small that the values between two layers of the body stay in the processor's cache. Dense layers
+        have more weights than values, so they take all images at once. The last vertex of the body is the first of the
+        dense part, and the only one that the dense part needs, apart from constants.
         """
         vertices = self.graph.vertices
         place = {id(v): i for i, v in enumerate(vertices)}
-        held = {id(v) for v in vertices if isinstance(v.primitive, Constant)}
+        constants = {id(v) for v in vertices if isinstance(v.primitive, Constant)}
         cut = earliest = len(vertices) - 1
         for i in reversed(range(len(vertices))):
-            needed = [place[id(v)] for v in vertices[i].inputs if id(v) not in held]
+            needed = [place[id(v)] for v in vertices[i].inputs if id(v) not in constants]
             if len(vertices[i].shape) == 1 and i <= earliest:
                 cut = i
             if len(vertices[i].shape) != 1:
                 break
             earliest = min([earliest, *needed])
-        first = vertices[: cut + 1]
-        rest = [*(v for v in first[:-1] if id(v) in held), first[-1], *vertices[cut + 1 :]]
-        largest = max(size(v) for v in first)
-        weights = max((t.numel() for v in first for _, t in tensors_of(v.primitive)), default=0)
-        return first, rest, max(1, CACHE_BYTES // (8 * largest), min(MANY, weights // largest))
+        body = vertices[: cut + 1]
+        dense = [*(v for v in body[:-1] if id(v) in constants), *vertices[cut:]]
+        values = max(size(v) for v in body)
+        weights = max((t.numel() for v in body for _, t in tensors_of(v.primitive)), default=0)
+        return body, dense, max(1, CACHE_BYTES // (8 * values), min(MAX_CHUNK_IMAGES, weights // values))
 
     def __repr__(self) -> str:
         kinds = ", ".join(v.primitive.kind for v in self.graph.vertices[1:7])
@@ -175,19 +169,19 @@ class Frozen:
         write_atomic(Path(path), lambda temporary: save_tensors(tensors, temporary, metadata))
 
     @staticmethod
-    @_on_the_cpu
+    @on_cpu
     def load(path: str | Path) -> "Frozen":
-        """Read a network from its file. Every norm is bounded anew: a file's word is not taken."""
+        """Read a network from a file, and bound every norm again."""
         if not Path(path).is_file():
             raise FileNotFoundError(f"there is no file {path}")
         try:
             with safe_open(str(path), framework="pt") as file:
                 text = (file.metadata() or {}).get("lipflow")
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         except SafetensorError as error:
-            raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
+            raise ValueError(f"{path} is not a complete safetensors file: {error}") from None
         if text is None:
-            raise ValueError(f"{path} is no frozen lipflow network: its metadata has no 'lipflow'")
+            raise ValueError(f"{path} is not a frozen lipflow network: its metadata has no entry 'lipflow'")
         try:
             description = json.loads(text)
         except ValueError as error:
@@ -195,11 +189,11 @@ class Frozen:
         if not isinstance(description, dict):
             raise ValueError(f"{path} does not describe a network")
         if "model" in description:
-            raise ValueError(f"{path} is a network that is not frozen: lipflow.freeze(lipflow.load(path))")
+            raise ValueError(f"{path} is a network that is not frozen: use lipflow.freeze(lipflow.load(path))")
         if description.get("schema") != SCHEMA:
             raise ValueError(
-                f"{path} has schema {description.get('schema')!r}, of another version of lipflow, and this one reads "
-                f"{SCHEMA}; freeze and certify the network again"
+                f"{path} has schema {description.get('schema')!r}, of another version of lipflow; this version reads "
+                f"schema {SCHEMA}: freeze and certify the network again"
             )
         try:
             return Frozen.of(*restored(description, tensors))
@@ -209,7 +203,7 @@ class Frozen:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the graph and every tensor."""
+        """SHA-256 of the graph and all tensors."""
         description, tensors = describe(self.graph, self.domain)
         sha = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
         for name, t in tensors.items():
@@ -222,14 +216,14 @@ _UNCOMPILED: list[Any] = []
 
 
 def _uncompiled(frozen: Frozen, x: Tensor) -> Tensor:
-    """The scores as Python computes them, within a compiled program too."""
+    """Compute the scores outside of the graph of torch.compile."""
     if not _UNCOMPILED:
-        _UNCOMPILED.append(torch.compiler.disable(Frozen._run))  # when it is needed, as it imports the compiler
+        _UNCOMPILED.append(torch.compiler.disable(Frozen._run))  # on first use, as this imports the compiler
     return _UNCOMPILED[0](frozen, x)
 
 
 class _Module(nn.Module):
-    """A frozen network as a module that has nothing to train."""
+    """A frozen network as a module without parameters."""
 
     def __init__(self, frozen: Frozen) -> None:
         super().__init__()
@@ -239,57 +233,42 @@ class _Module(nn.Module):
         return self.frozen(x)
 
 
-@_on_the_cpu
+@on_cpu
 @torch.no_grad()
 def freeze(model: nn.Module | Frozen, in_shape: Shape | None = None, domain: Domain | None = None) -> Frozen:
-    """Lower a network to primitives in float64, bound every norm once, and return what can be certified.
+    """Lower a network to primitives in float64, bound every norm, and return a network that `certify` takes.
 
-    Built networks know their input shape; for others, give in_shape=(channels, height, width). Certificates hold for
-    inputs in the box [low, high] of the `domain`, [0, 1] unless it is given.
+    Networks made by `build` know their input shape; for others, give in_shape=(channels, height, width). Certificates
+    hold for inputs whose values lie in the `domain` (low, high), by default (0, 1).
     """
     if isinstance(model, Frozen):
         if domain not in (None, model.domain) or (in_shape is not None and shape_of(in_shape) != model.in_shape):
             raise ValueError(
-                f"this network is frozen already, for {model.in_shape} in {list(model.domain)}; freeze the live network"
+                f"this network was frozen for {model.in_shape} in {list(model.domain)}; freeze the live network instead"
             )
         return model
     return Frozen.of(certified(lower(model, shape_for(model, in_shape))), UNIT if domain is None else domain)
 
 
-@_on_the_cpu
-@torch.no_grad()
-def certify(frozen: Frozen, images: Tensor) -> Certificates:
-    """A label and a radius for each of some images `(n, *in_shape)`: uint8, or floats in the network's domain."""
-    if not isinstance(frozen, Frozen):
-        raise TypeError(f"certify takes a frozen network: lipflow.freeze(model), not {type(frozen).__name__}")
-    if not frozen.classes:
-        raise ValueError(
-            "certify takes a classifier of two classes or more, whose output is (batch, classes), not "
-            f"(batch, {str(frozen.graph.output.shape)[1:]}"
-        )
-    require_batch(images, frozen.in_shape)
-    require_pixels(images, frozen.domain)
-    parts = [frozen(chunk) for chunk in images.split(CHUNK)]
-    return from_logits(torch.cat(parts), frozen.pair_bounds, frozen.rounding)
-
-
 def require_numbers(vertex: Vertex) -> None:
-    """Refuse stored numbers that are not finite, that overflow once they are multiplied, or that some processors read
-    as 0: an error of a subnormal weight is not small, where the weight meets large numbers."""
+    """Raise if a stored number is not finite, so large that products overflow, or subnormal.
+
+    Some processors read subnormal numbers as 0, an error that large inputs can make large.
+    """
     for field, t in tensors_of(vertex.primitive):
         if not t.is_floating_point():
             continue
         bits = t.contiguous().view(torch.int64)
-        exponent = (bits >> 52) & 2047  # read from the bits: a processor that flushes would not see them
+        exponent = (bits >> 52) & 2047  # from the bits, as a processor may read the number as 0
         called = f"{vertex.name or 'the network'}: {vertex.primitive.kind}"
         if bool(((exponent == 0) & (bits << 1 != 0)).any()):
             raise LoweringError(f"{called} has a subnormal number in {field}, below 2⁻¹⁰²²; set it to 0")
         if bool((t.abs() > float(RANGE)).any()) or not bool(torch.isfinite(t).all()):
-            raise LoweringError(f"{called} has a number in {field} that is beyond float64 once it is multiplied")
+            raise LoweringError(f"{called} has a number in {field} that is so large that products overflow")
 
 
 def require_arithmetic() -> None:
-    """Refuse a machine whose float64 is not IEEE with rounding to nearest, as far as a quick test can tell."""
+    """Raise if a quick test finds that float64 arithmetic does not round to nearest as IEEE 754 says."""
     one = torch.ones(1, dtype=torch.float64)
     half = one * 2.0**-53
     right = [
@@ -302,5 +281,5 @@ def require_arithmetic() -> None:
     exact = torch.arange(1, 10001, dtype=torch.float64) @ torch.arange(1, 10001, dtype=torch.float64)
     if not all(right) or exact.item() != 10000 * 10001 * 20001 // 6:
         raise RuntimeError(
-            "float64 arithmetic here does not round to nearest as IEEE 754 says; nothing can be certified"
+            "float64 arithmetic of this process does not round to nearest, as IEEE 754 says; nothing can be certified"
         )

@@ -10,10 +10,8 @@ covers every underflow, flush-to-zero included.
 """
 
 import math
-from decimal import ROUND_CEILING, Context, Decimal
+from decimal import ROUND_CEILING, Context
 from fractions import Fraction
-from numbers import Rational
-from typing import SupportsFloat
 
 import torch
 from torch import Tensor
@@ -32,14 +30,6 @@ def gamma(n: int) -> Fraction:
     if n * U >= Fraction(1, 2):
         raise ValueError(f"an operation of {n} roundings is beyond the float64 error model")
     return n * U / (1 - n * U)
-
-
-def exactly(value: SupportsFloat | str) -> Fraction:
-    """A number as it is written, "36/255", or as it is stored: a float's own value, be it of Python, NumPy or torch."""
-    try:
-        return Fraction(value if isinstance(value, Rational | Decimal | float | str) else float(value))
-    except (TypeError, ValueError, OverflowError, ZeroDivisionError, RuntimeError):
-        raise ValueError(f"a radius is a number such as 36/255 or 0.25, not {value!r}") from None
 
 
 def up(q: Fraction | int) -> float:

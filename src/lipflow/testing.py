@@ -16,9 +16,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from lipflow import check, record
+from lipflow import certificate, check
 from lipflow.bound import lipschitz_bound
-from lipflow.frozen import certify, freeze
+from lipflow.certificate import certify
+from lipflow.frozen import freeze
 from lipflow.graph import Domain
 from lipflow.shapes import Shape, shape_of
 
@@ -130,7 +131,7 @@ def certificates_hold(layer: nn.Module, shape: Shape) -> None:
     inside = found.radius.clamp(max=1e6) * (1 - 1e-9)
     assert not bool(pgd(frozen, x, found.label, [inside]).success.any()), "an attack found a certified point"
     with tempfile.TemporaryDirectory() as folder:
-        record.write(folder, frozen, found, x, found.label)
+        certificate.save(folder, frozen, found, x, found.label)
         check.check(folder, full=True)
 
 

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import lipflow
-from lipflow import blocks, check, record
+from lipflow import blocks, check
+from lipflow.certificate import file as certificate_file
 from lipflow.train import train
 from tests.train.tiny import tiny
 
@@ -126,9 +127,9 @@ def test_built_by_name_saved_and_checked(tmp_path):
     frozen = lipflow.freeze(network)
     images = torch.randint(256, (40, 1, 8, 8), dtype=torch.uint8)
     certificates = lipflow.certify(frozen, images)
-    record.write(tmp_path, frozen, certificates, images, certificates.label)
+    certificate_file.save(tmp_path, frozen, certificates, images, certificates.label)
     check.check(tmp_path, full=True)
-    again = lipflow.Frozen.load(tmp_path / record.WEIGHTS)
+    again = lipflow.Frozen.load(tmp_path / certificate_file.WEIGHTS)
     assert torch.equal(again(images), frozen(images))
     with pytest.raises(ValueError, match="mirror is True or False, not 1"):
         lipflow.build("cpl-digits", mirror=1)

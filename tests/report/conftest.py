@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lipflow import cli
-from lipflow.record import digest
+from lipflow.certificate.file import digest
 
 TINY = ["--model-args", "depth=1", "channels=4", "inner=4", "depth_linear=1", "features=32", "--epochs", "8"]
 
@@ -19,8 +19,8 @@ def original(tmp_path_factory):
     """A run of digits, trained, certified and attacked; not to be changed."""
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     assert cli.main(["train", "--out", str(folder), *TINY]) == 0
-    assert cli.main(["certify", str(folder), "--images", "60"]) == 0
-    words = ["--images", "40", "--epsilon", "0.1", "0.25", "0.5", "--gallery", "6"]
+    assert cli.main(["certify", str(folder), "--limit", "60"]) == 0
+    words = ["--limit", "40", "--radii", "0.1", "0.25", "0.5", "--gallery", "6"]
     assert cli.main(["attack", str(folder), *words]) == 0
     shutil.rmtree(folder / "checkpoints")
     return folder

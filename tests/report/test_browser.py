@@ -73,7 +73,7 @@ def test_the_slider_moves_the_numbers(opened, original):
 def test_an_attack_is_read_off_where_it_was_made_and_bounds_what_lies_beyond(opened, original):
     outcome = json.loads((original / "attack.json").read_text())
     left = opened.locator(".readout tr[data-of=part] .left").first
-    measured = {eps: f"{100 * sum(flags) / len(flags):.2f}%" for eps, flags in outcome["standing"].items()}
+    measured = {eps: f"{100 * sum(flags) / len(flags):.2f}%" for eps, flags in outcome["robust"].items()}
     for eps, accuracy in measured.items():
         opened.locator(".marks button", has_text=re.compile(f"^{re.escape(eps)}$")).click()
         assert left.inner_text() == accuracy

@@ -33,8 +33,8 @@ def test_report(original, run, tmp_path, capsys):
 
 
 def test_a_contradiction_is_an_error(run, tmp_path, capsys):
-    standing = json.loads((run / "attack.json").read_text())["standing"]
-    change_json(run / "attack.json", standing={eps: [False] * len(flags) for eps, flags in standing.items()})
+    standing = json.loads((run / "attack.json").read_text())["robust"]
+    change_json(run / "attack.json", robust={eps: [False] * len(flags) for eps, flags in standing.items()})
     out = tmp_path / "r.html"
     assert cli.main(["report", str(run), "--out", str(out)]) == 1
     err = capsys.readouterr().err
@@ -58,7 +58,7 @@ def test_a_contradiction_is_an_error(run, tmp_path, capsys):
         (["RUN", "--figures", "RUN/run.json"], "RUN/run.json: that is a file; give a folder"),
         (["RUN", "--radii", "wide"], "a radius is a number such as 36/255 or 0.25, not 'wide'"),
         (["RUN", "--radii", "1e400"], "a radius is at most 1000000, its exponent within ±300, not '1e400'"),
-        (["RUN", "--names", "a", "b"], "--names takes one name a run: 1 runs, 2 names"),
+        (["RUN", "--names", "a", "b"], "--names takes one name per run: 1 runs, 2 names"),
     ],
 )
 def test_a_mistake_is_answered_in_one_line(original, tmp_path, monkeypatch, capsys, words, said):
@@ -94,9 +94,9 @@ def test_an_attack_on_another_certificate_is_left_out(run, tmp_path, capsys):
     change_json(run / "attack.json", certificate="of another one")
     assert cli.main(["report", str(run), "--out", str(tmp_path / "r.html")]) == 0
     out, err = capsys.readouterr()
-    said = f"tiny: attack.json is of another certificate, and left out: lipflow attack {run}"
+    said = f"tiny: attack.json is of another certificate and is not shown: lipflow attack {run}"
     assert err == f"lipflow: {said}\n"
     assert "under attack" not in out
     page = (tmp_path / "r.html").read_text()
-    assert "attack.json is of another certificate, and left out" in page
+    assert "attack.json is of another certificate and is not shown" in page
     assert "Nothing was compared</b>: tiny (its attack is of another certificate)" in page

@@ -17,10 +17,10 @@ def _certified(folder, eps: float) -> int:
 
 def _set(folder, image: int, **outcomes: bool) -> None:
     """outcomes: whether the image stands at 0.1, 0.25, 0.5, as e10, e25, e50."""
-    standing = json.loads((folder / "attack.json").read_text())["standing"]
+    standing = json.loads((folder / "attack.json").read_text())["robust"]
     for name, stands in outcomes.items():
         standing[{"e10": "0.1", "e25": "0.25", "e50": "0.5"}[name]][image] = stands
-    change_json(folder / "attack.json", standing=standing)
+    change_json(folder / "attack.json", robust=standing)
 
 
 def test_a_sound_run_has_none(original):
@@ -43,7 +43,7 @@ def test_an_image_broken_where_it_is_certified(run):
 
 
 def test_a_larger_ball_is_not_safer(run):
-    standing = json.loads((run / "attack.json").read_text())["standing"]
+    standing = json.loads((run / "attack.json").read_text())["robust"]
     held = rows(run)
     image = next(i for i in range(40) if standing["0.25"][i] and held["radius"][i] < 0.25)
     _set(run, image, e10=bool(held["radius"][image] > 0.1), e25=False, e50=True)
@@ -67,7 +67,7 @@ def test_the_gallery_is_checked_too(run, kind):
 
 def test_nothing_to_compare(run):
     assert untested(read(run, "tiny")) == ""
-    change_json(run / "attack.json", standing={"1000": [False] * 40})
+    change_json(run / "attack.json", robust={"1000": [False] * 40})
     assert untested(read(run, "tiny")) == "nothing is certified where it was attacked"
     change_json(run / "attack.json", certificate="x")
     assert untested(read(run, "tiny")) == "its attack is of another certificate"

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from lipflow.models.cpl import SIZES
+from lipflow.radius import parse_radius
 from lipflow.report.published import (
     ARCHITECTURES,
     BATCH_SIZES_CIFAR10,
@@ -14,7 +15,7 @@ from lipflow.report.published import (
     reference,
     references,
 )
-from lipflow.train.recipe import RECIPES, radius
+from lipflow.train.recipe import RECIPES
 from lipflow.train.run import Run
 
 
@@ -64,7 +65,7 @@ def test_tables_are_complete_and_consistent():
         assert len(table) == 9
     for name, shape in ARCHITECTURES.items():
         assert shape == tuple(SIZES[name][key] for key in ("depth", "channels", "depth_linear", "features"))
-    assert sorted(EPSILONS, key=radius) == list(EPSILONS)
+    assert sorted(EPSILONS, key=parse_radius) == list(EPSILONS)
     rows = [(r.clean, *r.certified) for table in TABLES.values() for r in table.values()]
     rows += [row[:4] for sizes in (BATCH_SIZES_CIFAR10, BATCH_SIZES_CIFAR100) for row in sizes.values()]
     assert len(rows) == 18 + 24

@@ -24,7 +24,7 @@ def test_the_numbers_are_those_of_the_files(original):
     at = [right, right & (held["radius"] > 0.1), right & (held["radius"] > 0.3)]
     assert _line(summary, "certified").values == tuple(f"{flags.mean():.2%}" for flags in at)
     assert _line(summary, "certified").average == f"{(held['radius'] * right).mean():.4f}"
-    clean, standing = (f"{sum(flags) / 40:.2%}" for flags in (attack["clean"], attack["standing"]["0.1"]))
+    clean, standing = (f"{sum(flags) / 40:.2%}" for flags in (attack["clean"], attack["robust"]["0.1"]))
     assert _line(summary, "attacked").values == (clean, standing, DASH)
     assert _line(summary, "attacked").title == "under attack, first 40 images"
 
@@ -140,7 +140,7 @@ def test_images_are_named_by_their_split(run):
     held = read(run, "tiny").certificate
     assert held is not None
     assert images_of(held) == "60 test images"
-    assert images_of(replace(held, split="validation", which="best")) == "60 validation images, best by validation"
+    assert images_of(replace(held, split="validation", network="best")) == "60 validation images, best by validation"
     assert images_of(replace(held, split="")) == "60 images"
     (run / "attack.json").unlink()
     change_claims(run, split="validation")

@@ -12,7 +12,8 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 import lipflow
-from lipflow import check, record
+from lipflow import check
+from lipflow.certificate import file as certificate_file
 from lipflow.graph.file import describe
 
 Claims = dict[str, Any]
@@ -24,28 +25,29 @@ Forgery = Callable[[Description, Tensors, Claims], Any]  # it changes what it is
 def certificate(folder: Path, frozen: lipflow.Frozen, images: Tensor) -> lipflow.Certificates:
     """Write the honest certificate of some images."""
     certificates = lipflow.certify(frozen, images)
-    record.write(folder, frozen, certificates, images, certificates.label)
+    certificate_file.save(folder, frozen, certificates, images, certificates.label)
     return certificates
 
 
 def claims_of(folder: Path) -> Claims:
-    return json.loads((folder / record.CLAIMS).read_text())
+    return json.loads((folder / certificate_file.CLAIMS).read_text())
 
 
 def sign(folder: Path, claims: Claims) -> None:
     """Write claims with digests that fit."""
     claims.pop("digest", None)
-    claims["files"] = {n: hashlib.sha256((folder / n).read_bytes()).hexdigest() for n in (record.WEIGHTS, record.ROWS)}
-    (folder / record.CLAIMS).write_text(json.dumps(dict(claims, digest=record.digest(claims))))
+    names = certificate_file.WEIGHTS, certificate_file.ROWS
+    claims["files"] = {n: hashlib.sha256((folder / n).read_bytes()).hexdigest() for n in names}
+    (folder / certificate_file.CLAIMS).write_text(json.dumps(dict(claims, digest=certificate_file.digest(claims))))
 
 
 def forge(folder: Path, frozen: lipflow.Frozen, change: Forgery) -> None:
     """Change what the certificate of a network in a folder says, and sign it."""
     description, _ = describe(frozen.graph, frozen.domain)
     description, claims = json.loads(json.dumps(description)), claims_of(folder)
-    tensors = load_file(folder / record.WEIGHTS)
+    tensors = load_file(folder / certificate_file.WEIGHTS)
     change(description, tensors, claims)
-    save_file(tensors, folder / record.WEIGHTS, {"lipflow": json.dumps(description)})
+    save_file(tensors, folder / certificate_file.WEIGHTS, {"lipflow": json.dumps(description)})
     sign(folder, claims)
 
 

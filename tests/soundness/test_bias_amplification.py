@@ -15,7 +15,8 @@ from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 import lipflow
-from lipflow import check, frozen, record
+from lipflow import check, frozen
+from lipflow.certificate import file as certificate_file
 from lipflow.operators import DenseOperator, certified
 from lipflow.operators.certified import certify
 from lipflow.primitives import (
@@ -278,7 +279,7 @@ def test_constants_that_a_processor_may_read_as_nothing_are_no_zeros(flush, tmp_
     try:
         frozen = lipflow.freeze(nn.Sequential(first, nn.ReLU(), last), in_shape=(1,))  # or the two would be one matrix
         found = lipflow.certify(frozen, x)
-        record.write(tmp_path, frozen, found, x, found.label)
+        certificate_file.save(tmp_path, frozen, found, x, found.label)
         check.check(tmp_path, full=True)
     finally:
         torch.set_flush_denormal(False)
@@ -313,6 +314,6 @@ def test_the_checker_refuses_the_same(small, monkeypatch, tmp_path):
     else:
         network = _overflows()
     x = torch.tensor([[0.5, 0.1]], dtype=torch.float64)
-    record.write(tmp_path, network, lipflow.certify(network, x), x, torch.zeros(1, dtype=torch.long))
+    certificate_file.save(tmp_path, network, lipflow.certify(network, x), x, torch.zeros(1, dtype=torch.long))
     with pytest.raises(check.Rejected, match="out of range" if small else "beyond float64"):
         check.check(tmp_path, full=True)

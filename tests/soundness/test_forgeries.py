@@ -18,7 +18,8 @@ from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 import lipflow
-from lipflow import blocks, check, record
+from lipflow import blocks, check
+from lipflow.certificate import file as certificate_file
 from lipflow.graph import Graph
 from lipflow.graph.file import describe
 from lipflow.node import Vertex
@@ -236,13 +237,13 @@ def _write_by_hand(folder: Path, name: str, copies: int) -> None:
     """A certificate that states constants in plenty, and a radius as if nothing were copied."""
     primitives, vertices, tensors, shape = _by_hand(name, copies)
     described = dict(schema=2, domain=[0, 1], primitives=primitives, vertices=vertices, names=[""] * len(vertices))
-    save_file(tensors, folder / record.WEIGHTS, {"lipflow": json.dumps(dict(described, note=""))})
+    save_file(tensors, folder / certificate_file.WEIGHTS, {"lipflow": json.dumps(dict(described, note=""))})
     logits = math.sqrt(copies) * np.array([[0.6, 0.4]])
     radius = (logits[:, 0] - logits[:, 1]) / math.sqrt(2) * 0.999
     x = np.array([0.6, 0.4]).reshape(1, *shape)
     label, paper = np.array([0]), (logits[:, 0] - logits[:, 1]) / 1.5
     columns = dict(images=x, truth=label, logits=logits, label=label, radius=np.minimum(radius, paper))
-    np.savez(folder / record.ROWS, paper_radius=paper, **columns)
+    np.savez(folder / certificate_file.ROWS, paper_radius=paper, **columns)
     stated = dict(lipschitz=2.001, rounding=1e-9, reach=100.0)
     proof = dict(norm=1 + 1e-6, torus=[[1, 0], [1, 0]])
     claims = dict(
@@ -269,11 +270,11 @@ BY_HAND = list(FORGERIES)[:4]
 def test_the_checker_and_loading_refuse_copies(name, tmp_path):
     _write_by_hand(tmp_path, name, 1)  # all is right but for the copies
     assert "1 radii follow from their scores" in check.check(tmp_path, full=True)
-    assert lipflow.Frozen.load(tmp_path / record.WEIGHTS).lipschitz < 1.001
+    assert lipflow.Frozen.load(tmp_path / certificate_file.WEIGHTS).lipschitz < 1.001
     _write_by_hand(tmp_path, name, COPIES)
     assert rejected(tmp_path)
     with pytest.raises(REFUSED):
-        lipflow.Frozen.load(tmp_path / record.WEIGHTS)
+        lipflow.Frozen.load(tmp_path / certificate_file.WEIGHTS)
 
 
 # Files in which one thing was changed; digests fit
@@ -457,7 +458,7 @@ def forged(honest, tmp_path) -> Path:
 def test_what_is_written_again_is_as_honest_as_before(honest, forged):
     forge(forged, honest, lambda description, tensors, claims: None)
     assert not rejected(forged)
-    assert lipflow.Frozen.load(forged / record.WEIGHTS).digest == honest.digest
+    assert lipflow.Frozen.load(forged / certificate_file.WEIGHTS).digest == honest.digest
 
 
 @pytest.mark.parametrize("name", CHANGED)
@@ -465,7 +466,7 @@ def test_a_file_that_is_changed_is_rejected_and_not_loaded(name, honest, forged)
     forge(forged, honest, CHANGED[name])
     assert rejected(forged)
     with pytest.raises(REFUSED):
-        lipflow.Frozen.load(forged / record.WEIGHTS)
+        lipflow.Frozen.load(forged / certificate_file.WEIGHTS)
 
 
 @pytest.mark.parametrize("name", OTHERWISE)
@@ -529,7 +530,7 @@ def test_scores_that_lie_gain_nothing(tmp_path):
     logits[best] += shift
     logits[next_] -= shift
     forged = lipflow.certificate.from_logits(logits[None], frozen.pair_bounds, frozen.rounding)
-    record.write(tmp_path, frozen, forged, x, forged.label)
+    certificate_file.save(tmp_path, frozen, forged, x, forged.label)
     check.check(tmp_path, full=True)
     margin = Fraction(honest[best].item()) - Fraction(honest[next_].item())
     room = margin - Fraction(forged.radius.item()) * Fraction(frozen.pair_bounds[best, next_].item())
@@ -547,7 +548,7 @@ def test_scores_are_compared_at_any_size(scale, lie, tmp_path):
     logits = lipflow.certify(frozen, x).logits.clone()
     logits[0, 2] = lie * frozen.rounding  # of 0, so that nothing rounds
     forged = lipflow.certificate.from_logits(logits, frozen.pair_bounds, frozen.rounding)
-    record.write(tmp_path, frozen, forged, x, forged.label)
+    certificate_file.save(tmp_path, frozen, forged, x, forged.label)
     if lie < 2:
         check.check(tmp_path, full=True)
         return

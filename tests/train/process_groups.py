@@ -85,7 +85,7 @@ def every_ending(out: Path) -> dict[str, tuple[int, list[str]]]:
 
     endings = {
         "trained": lambda: train("run"),
-        "certified": lambda: command(["certify", str(out / "run"), "--images", "8"]),
+        "certified": lambda: command(["certify", str(out / "run"), "--limit", "8"]),
         "attacked": lambda: command(["attack", str(out / "run"), "--gallery", "0"]),
         "refused on the first rank": lambda: train("run"),
         "loss not finite": lambda: train("diverged", lambda: fail(NonFiniteLoss("NaN on every rank"))),

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 import lipflow
-from lipflow.train import load_model, save_model
+from lipflow.models.file import read, save
 from lipflow.train.checkpoint import Checkpoint, Checkpoints
 
 
@@ -39,9 +39,9 @@ def equal(one: Checkpoint | None, other: Checkpoint) -> bool:
 
 
 def test_a_loaded_network_is_equal_bit_for_bit(network, tmp_path):
-    save_model(network, tmp_path / "m.safetensors")
+    save(network, tmp_path / "m.safetensors")
     before = torch.get_rng_state()
-    loaded = load_model(tmp_path / "m.safetensors")
+    loaded = read(tmp_path / "m.safetensors")
     assert torch.equal(before, torch.get_rng_state())
     assert not loaded.training
     assert (loaded.name, loaded.classes, loaded.in_shape) == ("cpl-digits", 3, (1, 4, 4))
@@ -52,8 +52,8 @@ def test_a_loaded_network_is_equal_bit_for_bit(network, tmp_path):
 
 
 def test_equal_networks_have_equal_files(network, tmp_path):
-    save_model(network, tmp_path / "a")
-    save_model(load_model(tmp_path / "a"), tmp_path / "b")
+    save(network, tmp_path / "a")
+    save(read(tmp_path / "a"), tmp_path / "b")
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     (tmp_path / "c").touch()
     assert (tmp_path / "a").stat().st_mode == (tmp_path / "c").stat().st_mode
@@ -62,7 +62,7 @@ def test_equal_networks_have_equal_files(network, tmp_path):
 def test_a_network_of_ones_own_is_refused(network, tmp_path):
     network.name = None
     with pytest.raises(ValueError, match=r"only a network made by lipflow.build"):
-        save_model(network, tmp_path / "m")
+        save(network, tmp_path / "m")
 
 
 GOOD = {"format": 1, "model": "cpl-digits", "classes": 3, "in_shape": [1, 4, 4], "sizes": {}}
@@ -71,13 +71,13 @@ GOOD = {"format": 1, "model": "cpl-digits", "classes": 3, "in_shape": [1, 4, 4],
 @pytest.mark.parametrize(
     ("metadata", "words"),
     [
-        (None, "not that of a lipflow model"),
-        ({}, "not that of a lipflow model"),
-        ({**GOOD, "more": 1}, "not that of a lipflow model"),
-        ({**GOOD, "classes": "3"}, "not that of a lipflow model"),
-        ({**GOOD, "format": 2}, "it has format 2, and this lipflow reads 1"),
+        (None, "not that of a lipflow network"),
+        ({}, "not that of a lipflow network"),
+        ({**GOOD, "more": 1}, "not that of a lipflow network"),
+        ({**GOOD, "classes": "3"}, "not that of a lipflow network"),
+        ({**GOOD, "format": 2}, "it has format 2; this version of lipflow reads format 1"),
         ({**GOOD, "model": "os.system"}, "there is no model 'os.system'"),
-        ({**GOOD, "sizes": {"__class__": 1}}, "has no size '__class__'"),
+        ({**GOOD, "sizes": {"__class__": 1}}, "has no argument '__class__'"),
         ({**GOOD, "sizes": {"classes": 1}}, "cannot be loaded"),
         ({**GOOD, "sizes": {"depth": "import os"}}, "cannot be loaded"),
         ({**GOOD, "in_shape": [1, 4]}, r"in_shape is \(channels, height, width\)"),
@@ -88,7 +88,7 @@ def test_metadata_is_checked(metadata, words, tmp_path):
     header = {"lipflow": json.dumps(metadata)} if metadata is not None else None
     save_file({"x": torch.zeros(1)}, tmp_path / "m", header)
     with pytest.raises(ValueError, match=words):
-        load_model(tmp_path / "m")
+        read(tmp_path / "m")
 
 
 def test_an_unreadable_checkpoint_is_not_treated_as_damaged(tmp_path, monkeypatch):
@@ -110,15 +110,15 @@ def test_an_unreadable_checkpoint_is_not_treated_as_damaged(tmp_path, monkeypatc
 
 
 def test_a_truncated_file_and_a_pickle_are_refused(network, tmp_path):
-    save_model(network, tmp_path / "m")
+    save(network, tmp_path / "m")
     (tmp_path / "m").write_bytes((tmp_path / "m").read_bytes()[:-1])
     with pytest.raises(ValueError, match="is not a complete safetensors file"):
-        load_model(tmp_path / "m")
+        read(tmp_path / "m")
     (tmp_path / "p").write_bytes(pickle.dumps(_Trap()))
     with pytest.raises(ValueError, match="is not a complete safetensors file"):
-        load_model(tmp_path / "p")
+        read(tmp_path / "p")
     with pytest.raises(FileNotFoundError, match="there is no file"):
-        load_model(tmp_path / "absent")
+        read(tmp_path / "absent")
 
 
 class _Trap:

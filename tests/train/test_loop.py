@@ -9,9 +9,10 @@ import torch
 
 import lipflow
 from lipflow.data import load
-from lipflow.train import load_run, train
 from lipflow.train import loop as loop_module
+from lipflow.train import train
 from lipflow.train.learner import Learner
+from lipflow.train.record import Record
 from lipflow.train.signals import Interrupted, NonFiniteLoss
 from tests.train.tiny import digest, log, tiny
 
@@ -26,7 +27,7 @@ def test_the_files_and_messages_of_a_run(tmp_path, capsys):
     assert record["steps"] == 9
     assert record["environment"]["torch"] == torch.__version__
     assert record["environment"]["lipflow"] == lipflow.__version__
-    stored, network = load_run(result.folder)
+    stored, network = Record.read(result.folder).run, lipflow.load(result.folder)
     assert stored == run
     assert all(torch.equal(v, result.network.state_dict()[k]) for k, v in network.state_dict().items())
     assert torch.allclose(network.stages.center.mean, torch.tensor(load("digits", validation=1437).mean))
@@ -54,7 +55,7 @@ def test_without_validation_images(tmp_path):
     assert not (tmp_path / "best.safetensors").exists()
     assert "validation" not in log(tmp_path, "epoch")[0]
     with pytest.raises(ValueError, match=r"has no best\.safetensors"):
-        load_run(tmp_path, "best")
+        lipflow.load(tmp_path, "best")
 
 
 def test_an_existing_run_is_not_overwritten(tmp_path):
@@ -78,7 +79,7 @@ def test_a_run_without_a_step_is_replaced(tmp_path, monkeypatch):
             train(tiny(tmp_path, batch_size=30))
     assert (tmp_path / "run.json").exists()
     train(tiny(tmp_path, epochs=1))
-    assert load_run(tmp_path)[0].recipe.batch_size == 20
+    assert Record.read(tmp_path).run.recipe.batch_size == 20
 
 
 def test_a_run_is_resumed_with_its_own_images_only(tmp_path, monkeypatch):
@@ -108,7 +109,7 @@ def test_a_folder_that_another_process_changed_is_not_overwritten(tmp_path, monk
     monkeypatch.setattr(loop_module, "_lock", after_another)
     with pytest.raises(ValueError, match="holds a run already"):
         train(run)
-    assert load_run(run.folder)[0].seed == 1
+    assert Record.read(run.folder).run.seed == 1
     stored = loop_module._stored(replace(run, seed=1))
     with pytest.raises(ValueError, match="another process has just trained in"):
         loop_module._require_unchanged(replace(run, seed=1), stored)
@@ -214,7 +215,7 @@ def test_an_infinite_loss_names_the_step(tmp_path, monkeypatch):
 def test_bad_runs_are_answered_before_anything_is_written(tmp_path):
     run = tiny(tmp_path / "r")
     for bad, error, words in [
-        (replace(run, model_args={"dept": 3}), TypeError, "has no size 'dept'"),
+        (replace(run, model_args={"dept": 3}), TypeError, "has no argument 'dept'"),
         (replace(run, data="mnist"), ValueError, "no dataset is called 'mnist'"),
         (replace(run, model="cpl-xxl"), ValueError, "there is no model 'cpl-xxl'"),
         (replace(run, device="gpu"), ValueError, "there is no device 'gpu'"),
@@ -231,7 +232,7 @@ def test_the_exact_result_is_that_of_the_frozen_network(tmp_path):
     run = tiny(tmp_path, epochs=2)
     result = train(run)
     split = load("digits", validation=1437).validation
-    found = lipflow.certify(lipflow.freeze(load_run(tmp_path)[1]), split.images)
+    found = lipflow.certify(lipflow.freeze(lipflow.load(tmp_path)), split.images)
     right = found.label == split.labels
     certified = {text: float((right & found.certified(text)).double().mean()) for text in run.recipe.radii}
     assert result.exact is not None
@@ -260,7 +261,7 @@ def test_a_network_that_cannot_be_frozen_is_trained_all_the_same(why, tmp_path, 
     result = train(tiny(tmp_path, epochs=1))
     assert result.exact is None
     assert f"there is no exact result: {why}" in capsys.readouterr().out
-    load_run(tmp_path)
+    lipflow.load(tmp_path)
 
 
 def test_a_run_stopped_while_certifying_resumes_there(tmp_path, monkeypatch):
@@ -307,6 +308,6 @@ def test_a_resumed_run_stores_its_new_place(tmp_path, monkeypatch):
     load = loop_module.load
     monkeypatch.setattr(loop_module, "load", lambda name, data_dir, **options: load(name, **options))
     train(replace(run, data_dir=tmp_path / "moved", certify_validation=3), resume=True)
-    stored = load_run(tmp_path)[0]
+    stored = Record.read(tmp_path).run
     assert (stored.data_dir, stored.certify_validation) == (tmp_path / "moved", 3)
     assert not left.exists()

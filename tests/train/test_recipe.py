@@ -2,7 +2,6 @@
 
 import sys
 from dataclasses import fields, replace
-from fractions import Fraction
 from subprocess import run as run_process
 
 import pytest
@@ -23,7 +22,6 @@ from lipflow.train.recipe import (
     Adam,
     flat_names,
     numbers,
-    radius,
     recipe_for,
 )  # fmt: skip
 from lipflow.train.schedule import Exponential, Linear, MultiStep, Triangular
@@ -156,11 +154,6 @@ def test_bad_values_are_refused(make, words):
 def test_a_choice_by_its_name_is_refused_in_python():
     with pytest.raises(TypeError, match=r"the loss of a recipe is one of MultiMargin\(...\), .* not 'cross-entropy'"):
         Recipe(loss="cross-entropy")
-
-
-def test_radii_are_exact():
-    assert radius("36/255") == Fraction(36, 255)
-    assert radius("0.1") == Fraction(1, 10)
 
 
 def test_rates():

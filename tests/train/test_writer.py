@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+import lipflow
 from lipflow.data import load
-from lipflow.train import load_run, train
 from lipflow.train import loop as loop_module
+from lipflow.train import train
 from lipflow.train.learner import Learner
 from lipflow.train.schedule import Plan
 from tests.train.tiny import log, tiny
@@ -45,7 +46,7 @@ def test_the_best_network_is_of_the_best_epoch_by_validation_images(tmp_path, mo
 
     monkeypatch.setattr(loop_module, "estimate", estimate)
     train(tiny(tmp_path, epochs=4))
-    best, final = load_run(tmp_path, "best")[1].state_dict(), load_run(tmp_path)[1].state_dict()
+    best, final = lipflow.load(tmp_path, "best").state_dict(), lipflow.load(tmp_path).state_dict()
     assert all(torch.equal(v, weights[2][k]) for k, v in best.items()), "the later epoch on ties"
     assert all(torch.equal(v, weights[3][k]) for k, v in final.items())
     assert not any(torch.equal(v, weights[3][k]) for k, v in best.items() if k.endswith("weight"))

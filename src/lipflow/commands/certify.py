@@ -1,16 +1,18 @@
-"""`lipflow certify RUN`: freeze a network, certify the test images, and write what another program can check."""
+"""`lipflow certify RUN`: freeze a network, certify images, and write a certificate that `lipflow check` reads."""
 
 import time
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from lipflow.commands.kept import Kept
+from lipflow.commands.parts import PartCache
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from lipflow.certificate import Certificates
+    from lipflow.data import Dataset
     from lipflow.frozen import Frozen
     from lipflow.train.distributed import Ranks
 
@@ -23,56 +25,45 @@ class Certify:
     """The folder of a finished run, or its name in runs/; or a pretrained network by name: cpl-fast-cifar10."""
     split: Literal["test", "validation"] = "test"
     """Which images."""
-    images: int | None = None
-    """Only the first so many images (None: all)."""
+    limit: int | None = None
+    """Certify only this number of images, the first ones (None: all)."""
     radii: tuple[str, ...] = ()
     """Radii of the table, such as 36/255 0.5 (default: those of the run's recipe)."""
-    which: Literal["final", "best"] = "final"
+    network: Literal["final", "best"] = "final"
     """The network at the end of its schedule, or the one with the most certified validation images."""
     data_dir: Path | None = None
     """Where the data is, if not where it was when the network was trained."""
 
     def __post_init__(self) -> None:
-        if self.images is not None and self.images < 1:
-            raise ValueError(f"--images must be at least 1, not {self.images}")
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"--limit must be at least 1, not {self.limit}")
 
 
 def certify(arguments: Certify) -> int:
-    """Certify, write, and print the table."""
-    from lipflow import data, record
+    """Certify, write the certificate, and print the table."""
+    from lipflow import certificate, data
     from lipflow.frozen import freeze
-    from lipflow.pretrained import folder_of
+    from lipflow.pretrained import folder_of, load
+    from lipflow.radius import parse_radius
     from lipflow.rounding import digits_up
     from lipflow.train.distributed import join, threads
-    from lipflow.train.recipe import radius
-    from lipflow.train.record import Record, load_run
+    from lipflow.train.record import Record
 
     folder = folder_of(arguments.run)
-    run, network = load_run(folder, arguments.which)
+    run, network = Record.read(folder).run, load(folder, arguments.network)
     data_dir = arguments.data_dir or run.data_dir
-    radii = {text: radius(text) for text in arguments.radii or run.recipe.radii}
+    radii = {text: parse_radius(text) for text in arguments.radii or run.recipe.radii}
     with join("cpu") as ranks, threads(run.recipe.threads):
         dataset = ranks.in_turn(
             lambda: data.load(run.data, data_dir, image_size=run.image_size, validation=run.validation_images)
         )
         split = dataset.test if arguments.split == "test" else dataset.validation
-        images, truth = split.images[: arguments.images], split.labels[: arguments.images]
+        images, truth = split.images[: arguments.limit], split.labels[: arguments.limit]
         if not len(truth):
             raise ValueError(f"there are no {arguments.split} images of {run.data}: the run held none out")
-        known, of = Record.read(folder), arguments.split
-        if known.class_names and known.class_names != dataset.class_names:
-            theirs, ours = (", ".join(names[:9]) for names in (dataset.class_names, known.class_names))
-            raise ValueError(f"{folder} was trained on the classes {ours}, and these images are of {theirs}")
-        if known.other_images(dataset, arguments.split):
-            of = "other"
-            others = f"the {arguments.split} images are not those that were there when {folder} was trained"
-            if arguments.data_dir is None:
-                raise ValueError(
-                    f"{others}: files were added, removed, changed or are decoded differently, and some of these may "
-                    "have been trained on; to certify other images on purpose, give their --data-dir"
-                )
-            if ranks.first:
-                print(others)
+        split_name = name_of_split(arguments, folder, dataset)
+        if ranks.first and split_name == "other":
+            print(f"the {arguments.split} images are not those that {folder} was trained with")
         start = time.perf_counter()
         frozen = freeze(network)
         if ranks.first:
@@ -80,42 +71,59 @@ def certify(arguments: Certify) -> int:
             print(f"froze {run.model}: {len(frozen.graph.vertices)} operations, every norm bounded, in {seconds:.1f} s")
             bound, error = digits_up(frozen.lipschitz, 12), digits_up(frozen.rounding, 3)
             print(f"L = {bound:.12g}, rounding at most E = {error:.2e} over all images")
-        kept = Kept(f"the scores of {frozen.digest}")
-        certificates = over_ranks(frozen, images, ranks, kept)
+        cache = PartCache(f"the scores of {frozen.digest}")
+        certificates = over_ranks(frozen, images, ranks, cache)
         if certificates is None:
             return 0
-        record.write(folder, frozen, certificates, images, truth, of, arguments.which)
-        kept.forget()
-        show(certificates, truth, radii, f"{folder}: {len(truth)} {of} images of {run.data}")
-        print(f"wrote {folder / record.CLAIMS}; check it with: lipflow check {folder}")
+        certificate.save(folder, frozen, certificates, images, truth, split_name, arguments.network)
+        cache.clear()
+        show(certificates, truth, radii, f"{folder}: {len(truth)} {split_name} images of {run.data}")
+        print(f"wrote {folder / certificate.CLAIMS}; check it with: lipflow check {folder}")
     return 0
 
 
-def over_ranks(frozen: "Frozen", images: "Tensor", ranks: "Ranks", kept: Kept) -> "Certificates | None":
-    """Certify each rank's part; all rows on the first rank, None on the others.
+def name_of_split(arguments: Certify, folder: Path, dataset: "Dataset") -> str:
+    """Return the split that is certified, or "other" if its images are not those that the run was trained with."""
+    from lipflow.train.record import Record
 
-    Scores may come from before an interruption; the radii that are written are derived from them here and now.
+    record = Record.read(folder)
+    if record.class_names and record.class_names != dataset.class_names:
+        theirs, ours = (", ".join(names[:9]) for names in (dataset.class_names, record.class_names))
+        raise ValueError(f"{folder} was trained on the classes {ours}, and these images are of {theirs}")
+    if not record.other_images(dataset, arguments.split):
+        return arguments.split
+    if arguments.data_dir is None:
+        raise ValueError(
+            f"the {arguments.split} images are not those that {folder} was trained with: files were added, removed or "
+            "changed, or are decoded differently, and some of these images may have been trained on; to certify other "
+            "images on purpose, give their --data-dir"
+        )
+    return "other"
+
+
+def over_ranks(frozen: "Frozen", images: "Tensor", ranks: "Ranks", cache: PartCache) -> "Certificates | None":
+    """Certify images, each rank its share; return all rows on the first rank, None on the others.
+
+    Scores may have been computed before an interruption; the radii are always computed here.
     """
     import torch
 
-    from lipflow.certificate import from_logits, require_pixels
-    from lipflow.frozen import CHUNK
+    from lipflow.certificate import CHUNK_IMAGES, from_logits, require_pixels
 
     require_pixels(images, frozen.domain)
-    mine = ranks.share(images)
 
     @torch.no_grad()
     def scores(x: "Tensor") -> "dict[str, Tensor]":
         return {"logits": frozen(x)}
 
-    parts = ranks.gather(kept.through(scores, [mine], CHUNK, "certifying", ranks.first))
+    parts = ranks.gather(cache.run(scores, [ranks.share(images)], CHUNK_IMAGES, "certifying", ranks.first))
     if not ranks.first:
         return None
     return from_logits(torch.cat([part["logits"] for part in parts]), frozen.pair_bounds, frozen.rounding)
 
 
-def show(certificates: "Certificates", truth: "Tensor", radii: dict, title: str) -> None:
-    """Print clean and certified accuracy and the average radius (0 where wrong), by our rule and by the paper's."""
+def show(certificates: "Certificates", truth: "Tensor", radii: dict[str, Fraction], title: str) -> None:
+    """Print clean and certified accuracy and the average radius (0 for wrong labels), by our rule and the paper's."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -23,7 +23,7 @@ class Network(nn.Module):
         self.stages = Sequential(stages)
         self.in_shape = shape_of(in_shape)
         self.name: str | None = None
-        self.sizes: dict[str, Any] = {}
+        self.model_args: dict[str, Any] = {}
         self.see(self.in_shape)
 
     @torch.no_grad()
@@ -76,7 +76,7 @@ class Network(nn.Module):
             return self
         averaged = FlipAverage(OrderedDict(body))
         network = Network(OrderedDict([("mirrored", averaged), (name, head)]), self.in_shape)
-        network.name, network.sizes = self.name, {**self.sizes, "mirror": True}
+        network.name, network.model_args = self.name, {**self.model_args, "mirror": True}
         for module in (network, network.stages, averaged, averaged.inner):
             module.training = self.training
         return network

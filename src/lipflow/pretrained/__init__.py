@@ -1,51 +1,54 @@
 """Trained networks that come with the package: `lipflow.load("cpl-fast-cifar10")`.
 
-Each is the folder of a finished run with its weights rounded to bfloat16. The rounding is part of the network: what is
-certified is what is stored.
+Each is the folder of a finished run whose weights were rounded to bfloat16; certificates are of the rounded network.
 """
 
 import difflib
 import filecmp
 import shutil
 from pathlib import Path
+from typing import Literal
 from uuid import uuid4
 
 from lipflow.models import Network
-from lipflow.train.checkpoint import load_model
-from lipflow.train.record import FINAL, load_run
+from lipflow.models.file import read
+from lipflow.train.record import FINAL, network_file
 
 _HERE = Path(__file__).parent
 FILES = ("run.json", FINAL)
 NAMES = tuple(sorted(folder.name for folder in _HERE.iterdir() if (folder / FINAL).is_file()))
 
 
-def load(source: Path | str) -> Network:
-    """A trained network in evaluation mode: one of ours by name, that of a finished run, or of a .safetensors file.
+def load(source: Path | str, network: Literal["final", "best"] = "final") -> Network:
+    """Load a trained network in evaluation mode.
 
-    A run is named by its folder, or by its name in runs/. Nothing in the file is executed.
+    `source` is the name of a pretrained network, the folder of a finished run, its name in runs/, or a .safetensors
+    file. Of a run, `network` chooses the network at the end of its schedule ("final"), or the one with the most
+    certified validation images ("best"). Nothing in a file is executed.
     """
     path = _HERE / str(source) if str(source) in NAMES and not Path(source).exists() else _found(Path(source))
     if path.is_file() and path.suffix != ".safetensors":
-        raise ValueError(f"{path} is no .safetensors file; of a state dict, build the network and load_state_dict")
-    return load_model(path) if path.is_file() else load_run(path)[1]
+        raise ValueError(f"{path} is not a .safetensors file; load a state dict with build(...).load_state_dict")
+    return read(path if path.is_file() else network_file(path, network))
 
 
 def _found(run: Path) -> Path:
-    """A folder or a file by its path, or by its name in runs/."""
+    """Return a folder or a file by its path, or by its name in runs/."""
     named = Path("runs") / run
     if run.exists() or named.exists():
         return run if run.exists() else named
     known = [*NAMES, *(path.name for path in Path("runs").glob("*") if path.is_dir())]
-    begun = [name for name in known if name.startswith(str(run))]
-    near = begun or difflib.get_close_matches(str(run), known, 1, cutoff=0.5)
+    longer = [name for name in known if name.startswith(str(run))]
+    near = longer or difflib.get_close_matches(str(run), known, 1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"trained networks are {', '.join(NAMES)}"
     raise ValueError(f"there is no folder {run}, here or in runs/, and no trained network of that name; {hint}")
 
 
 def folder_of(run: Path) -> Path:
-    """The folder that a command works in: of a run, or its name in runs/, or a pretrained one, copied there first.
+    """Return the folder of a run, by path or by name in runs/; a pretrained network is first copied to runs/.
 
-    The copy appears whole or not at all, also where several processes make it; another run in its place is refused.
+    The copy is renamed into place when it is complete, so several processes may make it at the same time. Raise if
+    another run has its place.
     """
     if run.exists() or str(run) not in NAMES:
         return _found(run)
@@ -60,11 +63,9 @@ def folder_of(run: Path) -> Path:
             print(f"copied the pretrained network {run} to {folder}")
         except OSError:
             shutil.rmtree(beside)
-            if not folder.exists():  # else another process was faster
+            if not folder.exists():  # otherwise another process has copied it
                 raise
     same = all((folder / n).is_file() and filecmp.cmp(folder / n, _HERE / run / n, shallow=False) for n in FILES)
     if not same:
-        raise ValueError(
-            f"{folder} holds another run than the pretrained {run}; give its path as ./{folder}, or move it"
-        )
+        raise ValueError(f"{folder} is not the pretrained network {run}; give its path as ./{folder}, or move it")
     return folder

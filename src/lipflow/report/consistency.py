@@ -9,8 +9,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from lipflow.report.run_results import Certificate, Examples, Outcome, RunResults
-from lipflow.train.recipe import radius
+from lipflow.attack import Examples, Outcome
+from lipflow.certificate import CertificateFile
+from lipflow.radius import parse_radius
+from lipflow.report.run_results import RunResults
 
 
 def contradictions(run: RunResults) -> list[str]:
@@ -20,7 +22,7 @@ def contradictions(run: RunResults) -> list[str]:
     return [f"{run.name}: {text}" for text in refuted(run.certificate, run.outcome)]
 
 
-def refuted(certificate: Certificate, outcome: Outcome) -> list[str]:
+def refuted(certificate: CertificateFile, outcome: Outcome) -> list[str]:
     """What an attack on a certificate found that cannot be true, in words."""
     examples = outcome.examples
     return _outcomes(certificate, outcome) + ([] if examples is None else _examples(certificate, examples))
@@ -31,7 +33,7 @@ def compared(run: RunResults) -> int:
     if run.certificate is None or run.outcome is None:
         return 0
     counted = len(run.outcome)
-    return sum(int(run.certificate.certified(radius(eps))[:counted].sum()) for eps in run.outcome.standing)
+    return sum(int(run.certificate.certified(parse_radius(eps))[:counted].sum()) for eps in run.outcome.robust)
 
 
 def untested(run: RunResults) -> str:
@@ -43,18 +45,18 @@ def untested(run: RunResults) -> str:
     return "" if compared(run) else "nothing is certified where it was attacked"
 
 
-def _outcomes(certificate: Certificate, outcome: Outcome) -> list[str]:
+def _outcomes(certificate: CertificateFile, outcome: Outcome) -> list[str]:
     found = []
-    for eps, standing in outcome.standing.items():
-        certified = certificate.certified(radius(eps))[: len(outcome)]
+    for eps, standing in outcome.robust.items():
+        certified = certificate.certified(parse_radius(eps))[: len(outcome)]
         found += _say(certified & ~standing, f"certified at ε = {eps}, yet broken there by an attack")
         found += _say(standing & ~outcome.clean, f"standing at ε = {eps}, yet wrong to begin with")
-    for (smaller, before), (larger, after) in pairwise(outcome.standing.items()):
+    for (smaller, before), (larger, after) in pairwise(outcome.robust.items()):
         found += _say(after & ~before, f"broken at ε = {smaller}, yet standing in the larger ball of {larger}")
     return found
 
 
-def _examples(certificate: Certificate, examples: Examples) -> list[str]:
+def _examples(certificate: CertificateFile, examples: Examples) -> list[str]:
     label, radii = certificate.label[examples.index], certificate.radius[examples.index]
     inside = (examples.inside_label != label) & (examples.inside_distance < radii)
     near = examples.found & (examples.nearest_label != label) & (examples.nearest_distance < radii)

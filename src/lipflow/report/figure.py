@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lipflow.radius import parse_radius
 from lipflow.report.run_results import RunResults
 from lipflow.report.series import BINS, attacked, epsilon_reach, histogram, paper, smooth
 from lipflow.report.table import Summary
-from lipflow.train.recipe import radius
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -121,7 +121,7 @@ def plain(text: str) -> str:
 
 def _at(x: np.ndarray, epsilons: Sequence[str]) -> list[int]:
     """Where a falling curve with ends x has its marks: at the last end that is at most ε, for each."""
-    return sorted({int(np.searchsorted(x, float(radius(eps)), side="right")) - 1 for eps in epsilons})
+    return sorted({int(np.searchsorted(x, float(parse_radius(eps)), side="right")) - 1 for eps in epsilons})
 
 
 def _figure(count: int, width: float) -> "tuple[Figure, list[Axes]]":

@@ -12,8 +12,10 @@ from html import escape
 
 import numpy as np
 
+from lipflow.attack import Examples
+from lipflow.certificate import CertificateFile
 from lipflow.data import DOWNLOADS
-from lipflow.report.run_results import Certificate, Examples, RunResults
+from lipflow.report.run_results import RunResults
 
 PLAIN = 12  # images of a run that has not been attacked
 
@@ -63,7 +65,7 @@ def gallery(run: RunResults) -> str:
     return f'<ul class="cards">{"".join(cards)}</ul>'
 
 
-def _attacked(held: Certificate, examples: Examples, k: int, names: list[str], reach: float) -> str:
+def _attacked(held: CertificateFile, examples: Examples, k: int, names: list[str], reach: float) -> str:
     i = int(examples.index[k])
     label, radius, image = int(held.label[i]), float(held.radius[i]), held.images[i]
     scores = held.logits[i]
@@ -92,14 +94,14 @@ def _attacked(held: Certificate, examples: Examples, k: int, names: list[str], r
     return _card(held, i, names, panels, _scale(radius, distance, reach))
 
 
-def _card(held: Certificate, i: int, names: list[str], panels: list[str], scale: str = "") -> str:
+def _card(held: CertificateFile, i: int, names: list[str], panels: list[str], scale: str = "") -> str:
     right = held.label[i] == held.truth[i]
     truth = "" if right else f' <span class="wrong">wrong: it is {_name(names, int(held.truth[i]))}</span>'
     head = f'<p class="about">image {i}: <b>{_name(names, int(held.label[i]))}</b>{truth}</p>'
     return f'<li class="card">{head}<div class="panels">{"".join(panels)}</div>{scale}</li>'
 
 
-def _original(held: Certificate, i: int, names: list[str]) -> str:
+def _original(held: CertificateFile, i: int, names: list[str]) -> str:
     radius, label = float(held.radius[i]), _name(names, int(held.label[i]))
     text = f"the image<br>R = {_below(radius)}" if radius < 1e6 else "the image<br>R: no limit"
     return _panel(held.images[i], None, f"image {i}, labelled {label}", text, "", "own")
@@ -141,7 +143,7 @@ def _above(value: float) -> str:
     return f"{math.ceil(value * 1000) / 1000:.3f}"
 
 
-def _reach(held: Certificate, examples: Examples) -> float:
+def _reach(held: CertificateFile, examples: Examples) -> float:
     ends = [*examples.nearest_distance[examples.found], *np.minimum(held.radius[examples.index], 1e6)]
     return 1.04 * max((float(end) for end in ends), default=1.0) or 1.0
 

@@ -15,9 +15,10 @@ from html import escape
 from importlib import resources
 
 import lipflow
+from lipflow.certificate import CertificateFile, Operation
 from lipflow.report.consistency import compared, contradictions, untested
 from lipflow.report.gallery import gallery
-from lipflow.report.run_results import Certificate, Primitive, RunResults
+from lipflow.report.run_results import RunResults
 from lipflow.report.series import epsilon_reach, payload
 from lipflow.report.table import Entry, Summary, images_of
 from lipflow.rounding import digits_up
@@ -270,7 +271,7 @@ def _ledger(runs: Sequence[RunResults]) -> str:
 runs is within E of a map whose constant is L.</p>{"".join(parts)}</section>"""
 
 
-def _certificate(run: RunResults, held: Certificate, alone: bool) -> str:
+def _certificate(run: RunResults, held: CertificateFile, alone: bool) -> str:
     most = max([p.rounding for p in held.ledger], default=0.0) or 1.0
     rows = "".join(_primitive(i, p, most) for i, p in enumerate(held.ledger, 1))
     facts = {
@@ -292,7 +293,7 @@ def _certificate(run: RunResults, held: Certificate, alone: bool) -> str:
 <tbody>{rows}</tbody></table></div></details>"""
 
 
-def _primitive(number: int, p: Primitive, most: float) -> str:
+def _primitive(number: int, p: Operation, most: float) -> str:
     norm = "" if p.norm is None else f"{digits_up(p.norm, 6):.6g}"
     rounding = f"{digits_up(p.rounding, 3):.2e}" if p.rounding else "0"
     share = 100 * max(0.0, p.rounding) / most

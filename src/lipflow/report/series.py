@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from lipflow.certificate import CertificateFile
+from lipflow.radius import parse_radius
 from lipflow.report.published import references
-from lipflow.report.run_results import Certificate, RunResults
+from lipflow.report.run_results import RunResults
 from lipflow.report.table import Summary, accuracy
 from lipflow.rounding import down
-from lipflow.train.recipe import radius
 
 BINS = 30
 
@@ -21,7 +22,7 @@ def payload(runs: Sequence[RunResults], summary: Summary) -> dict[str, Any]:
     reach = epsilon_reach(runs, summary.epsilons)
     return {
         "reach": reach,
-        "marks": [{"text": eps, "value": down(radius(eps))} for eps in summary.epsilons],
+        "marks": [{"text": eps, "value": down(parse_radius(eps))} for eps in summary.epsilons],
         "bins": BINS,
         "runs": [_run(run, reach) for run in runs],
         "published": [{"title": title, "points": _points(points)} for title, points in paper(runs)],
@@ -30,7 +31,7 @@ def payload(runs: Sequence[RunResults], summary: Summary) -> dict[str, Any]:
 
 def epsilon_reach(runs: Sequence[RunResults], epsilons: Sequence[str]) -> float:
     """Where the axis of ε ends: past every ε of the table and nearly all radii, at most the diameter of the box."""
-    reach = max([float(radius(eps)) for eps in epsilons], default=0.0)
+    reach = max([float(parse_radius(eps)) for eps in epsilons], default=0.0)
     for held in (run.certificate for run in runs):
         if held is not None and held.right.any():
             diameter = math.sqrt(held.images[0].size)
@@ -41,7 +42,7 @@ def epsilon_reach(runs: Sequence[RunResults], epsilons: Sequence[str]) -> float:
     return round(math.ceil(1.02 * reach / step) * step, 10)
 
 
-def histogram(held: Certificate, reach: float) -> tuple[np.ndarray, np.ndarray]:
+def histogram(held: CertificateFile, reach: float) -> tuple[np.ndarray, np.ndarray]:
     """Images with the right and with a wrong label, by radius, in BINS bins up to `reach`; the last holds the rest."""
     column = np.minimum(np.minimum(held.radius, reach) / reach * BINS, BINS - 1).astype(int)
     right, wrong = (np.bincount(column[flags], minlength=BINS) for flags in (held.right, ~held.right))
@@ -52,14 +53,17 @@ def attacked(run: RunResults) -> list[tuple[str, float, float]]:
     """(ε as written, ε, accuracy) of each attack, with the clean accuracy of the same images at 0."""
     if run.outcome is None:
         return []
-    points = [(eps, down(radius(eps)), accuracy(standing)) for eps, standing in run.outcome.standing.items()]
+    points = [(eps, down(parse_radius(eps)), accuracy(standing)) for eps, standing in run.outcome.robust.items()]
     return [("0", 0.0, accuracy(run.outcome.clean)), *(p for p in points if p[1] > 0)]
 
 
 def paper(runs: Sequence[RunResults]) -> list[tuple[str, list[tuple[str, float, float]]]]:
     """(title, the same of it) of each network of the paper that runs are named after."""
     return [
-        (row.title, [("0", 0.0, row.clean / 100), *((eps, float(radius(eps)), value / 100) for eps, value in row.at)])
+        (
+            row.title,
+            [("0", 0.0, row.clean / 100), *((eps, float(parse_radius(eps)), value / 100) for eps, value in row.at)],
+        )
         for row in references([run.record.run for run in runs])
     ]
 
@@ -81,7 +85,7 @@ def _run(run: RunResults, reach: float) -> dict[str, Any]:
     return values
 
 
-def _radii(held: Certificate) -> dict[str, Any]:
+def _radii(held: CertificateFile) -> dict[str, Any]:
     radii = np.sort(held.radius[held.right]).astype("<f8")
     return {"images": len(held.right), "radii": base64.b64encode(radii.tobytes()).decode()}
 

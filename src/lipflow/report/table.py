@@ -13,9 +13,10 @@ from fractions import Fraction
 
 import numpy as np
 
+from lipflow.certificate import CertificateFile
+from lipflow.radius import parse_radius
 from lipflow.report.published import Reference, reference, references
-from lipflow.report.run_results import Certificate, RunResults
-from lipflow.train.recipe import radius
+from lipflow.report.run_results import RunResults
 from lipflow.train.run import Difference, Run, differences
 
 DASH = "–"
@@ -76,7 +77,7 @@ def merge(radii: Sequence[str]) -> list[str]:
     """Radii in increasing order; of several ways to write one, the first."""
     by_value: dict[Fraction, str] = {}
     for text in radii:
-        by_value.setdefault(radius(text), text)
+        by_value.setdefault(parse_radius(text), text)
     return [by_value[value] for value in sorted(by_value) if value > 0]
 
 
@@ -92,14 +93,14 @@ def percent(fraction: float) -> str:
     return f"{(min(9999, hundredths) if fraction < 1 else hundredths) / 100:.2f}%"
 
 
-def images_of(held: Certificate) -> str:
+def images_of(held: CertificateFile) -> str:
     """How many images are certified, of which split, and by which network if it is not the final one."""
-    best = ", best by validation" if held.which == "best" else ""
+    best = ", best by validation" if held.network == "best" else ""
     return f"{len(held.right)} {held.split} images{best}".replace("  ", " ")
 
 
 def _spoken_of(run: RunResults) -> list[str]:
-    attacked = [] if run.outcome is None else list(run.outcome.standing)
+    attacked = [] if run.outcome is None else list(run.outcome.robust)
     paper = reference(run.record.run)
     return [*run.record.run.recipe.radii, *attacked, *([eps for eps, _ in paper.at] if paper else [])]
 
@@ -110,13 +111,13 @@ def _entry(run: RunResults, epsilons: Sequence[str]) -> Entry:
     if run.certificate is not None:
         held = run.certificate
         title = "certified" if held.split in ("test", "") else f"certified, {held.split} images"
-        title += ", best by validation" if held.which == "best" else ""
+        title += ", best by validation" if held.network == "best" else ""
         lines.append(_certified(held, epsilons, "certified", title, images_of(held)))
         if of:
             lines.append(_certified(held.first(run.part), epsilons, "part", f"certified{of}", ""))
     if run.outcome is not None:
-        by_value = {radius(eps): standing for eps, standing in run.outcome.standing.items()}
-        found = [by_value.get(radius(eps)) for eps in epsilons]
+        by_value = {parse_radius(eps): standing for eps, standing in run.outcome.robust.items()}
+        found = [by_value.get(parse_radius(eps)) for eps in epsilons]
         values = [percent(accuracy(run.outcome.clean)), *(DASH if f is None else percent(accuracy(f)) for f in found)]
         restarts = "" if run.outcome.restarts == 1 else f", {run.outcome.restarts} starts"
         note = f"L2-PGD, {run.outcome.steps} steps{restarts}, {len(run.outcome)} images"
@@ -124,15 +125,15 @@ def _entry(run: RunResults, epsilons: Sequence[str]) -> Entry:
     return Entry(run.name, f"{told.model} on {told.data}, seed {told.seed}", tuple(_remarks(run)), tuple(lines))
 
 
-def _certified(held: Certificate, epsilons: Sequence[str], kind: str, title: str, note: str) -> Line:
-    values = [accuracy(held.right), *(accuracy(held.certified(radius(eps))) for eps in epsilons)]
+def _certified(held: CertificateFile, epsilons: Sequence[str], kind: str, title: str, note: str) -> Line:
+    values = [accuracy(held.right), *(accuracy(held.certified(parse_radius(eps))) for eps in epsilons)]
     average = f"{accuracy(np.minimum(held.radius, 1e9) * held.right):.4f}"
     return Line(kind, title, note, tuple(map(percent, values)), average)
 
 
 def _reference(found: Reference, epsilons: Sequence[str]) -> Line:
-    by_value = {radius(eps): f"{value:g}%" for eps, value in found.at}  # as printed there, to 0.1 or 0.01
-    values = (f"{found.clean:g}%", *(by_value.get(radius(eps), DASH) for eps in epsilons))
+    by_value = {parse_radius(eps): f"{value:g}%" for eps, value in found.at}  # as printed there, to 0.1 or 0.01
+    values = (f"{found.clean:g}%", *(by_value.get(parse_radius(eps), DASH) for eps in epsilons))
     return Line("published", found.title, found.source, values)
 
 

@@ -1,4 +1,4 @@
-"""Weights and checkpoints on disk, as safetensors (tensors) and JSON (numbers): loading a file executes no code.
+"""Checkpoints on disk, as safetensors (tensors) and JSON (numbers): loading a file executes no code.
 
 Note [how a checkpoint is written]
     checkpoints/step-00000120.safetensors is written to a temporary file, synced to the disk and renamed; then
@@ -12,59 +12,12 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lipflow.files import save_tensors, sha256, write_atomic
-from lipflow.models import Network, build
+from lipflow.models.file import plain, read_tensors
 
 KEPT_CHECKPOINTS = 2
-FORMAT = 1
-_FIELDS: dict[str, type] = {"format": int, "model": str, "classes": int, "in_shape": list, "sizes": dict}
-
-
-# A trained network: weights, and the arguments of `lipflow.build`.
-
-
-def save_model(network: Network, path: Path) -> None:
-    """Write weights and buffers as safetensors, with the arguments of `lipflow.build` as metadata."""
-    if network.name is None:
-        raise ValueError(
-            "only a network made by lipflow.build(name, ...) can be saved, as a file is built again by that name"
-        )
-    spec = {
-        "format": FORMAT,
-        "model": network.name,
-        "classes": network.classes,
-        "in_shape": list(network.in_shape),
-        "sizes": network.sizes,
-    }
-    tensors = {name: _plain(tensor) for name, tensor in network.state_dict().items()}
-    metadata = {"lipflow": json.dumps(spec, sort_keys=True)}
-    write_atomic(path, lambda temporary: save_tensors(tensors, temporary, metadata))
-
-
-def load_model(path: Path | str) -> Network:
-    """The network that `save_model` wrote, in evaluation mode. The metadata is checked, and never executed."""
-    tensors, metadata = _read(Path(path))
-    try:
-        spec = json.loads(metadata.get("lipflow", "null"))
-        if isinstance(spec, dict) and "primitives" in spec:
-            raise ValueError("it is a frozen network: lipflow.Frozen.load(path)")
-        if not isinstance(spec, dict) or {k: type(v) for k, v in spec.items()} != _FIELDS:
-            raise ValueError(f"its metadata is not that of a lipflow model: {str(spec)[:200]}")
-        if spec["format"] != FORMAT:
-            raise ValueError(f"it has format {spec['format']}, and this lipflow reads {FORMAT}")
-        with torch.random.fork_rng(devices=[]):  # building draws weights: keep the state of the caller's generator
-            network = build(spec["model"], spec["classes"], tuple(spec["in_shape"]), **spec["sizes"])
-        network.load_state_dict(tensors)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise ValueError(f"{path} cannot be loaded: {' '.join(str(error).split())}") from error
-    return network.eval()
-
-
-# Checkpoints of a run in progress.
 
 
 class Checkpoint(NamedTuple):
@@ -91,7 +44,7 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         path, digest = self._paths(checkpoint.step)
         digest.unlink(missing_ok=True)  # of an earlier file of this step, which is replaced now
-        tensors = {name: _plain(tensor) for name, tensor in checkpoint.tensors.items()}
+        tensors = {name: plain(tensor) for name, tensor in checkpoint.tensors.items()}
         metadata = {"lipflow": json.dumps({"step": checkpoint.step, "numbers": checkpoint.numbers})}
         write_atomic(path, lambda temporary: save_tensors(tensors, temporary, metadata))
         line = f"{sha256(path)}  {path.name}\n"
@@ -106,7 +59,7 @@ class Checkpoints:
             raise ValueError(f"{path} is missing")
         if digest.read_bytes().split() != [sha256(path).encode(), path.name.encode()]:
             raise ValueError(f"{path} does not have the digest in {digest.name}: it is damaged or was changed")
-        tensors, metadata = _read(path)
+        tensors, metadata = read_tensors(path)
         state = json.loads(metadata["lipflow"])
         if state["step"] != step:
             raise ValueError(f"{path} is of step {state['step']}")
@@ -150,17 +103,3 @@ class Checkpoints:
     def _paths(self, step: int) -> tuple[Path, Path]:
         path = self.folder / f"step-{step:08d}.safetensors"
         return path, path.with_suffix(".sha256")
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu").contiguous()
-
-
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a complete safetensors file: {error}") from None

@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 
 from lipflow.blocks import Normalize
+from lipflow.certificate import CHUNK_IMAGES, certify
 from lipflow.data import Split, to_unit
-from lipflow.frozen import CHUNK, certify, freeze
+from lipflow.frozen import freeze
 from lipflow.graph import fold, lower
 from lipflow.losses import radii as certified_radii
 from lipflow.models import Network
 from lipflow.operators import LinearOperator, norm_estimate
 from lipflow.primitives import Descent
+from lipflow.radius import parse_radius
 from lipflow.train.distributed import Ranks
-from lipflow.train.recipe import radius
 
 POWER_ITERATIONS = 20  # of an estimated norm
 
@@ -57,7 +58,7 @@ def estimate(network: Network, split: Split, radii: Sequence[str], batch_size: i
         radius_of = certified_radii(network(x), y, pairs)
         counts[0] += float((radius_of > 0).sum())
         for i, text in enumerate(radii, 1):
-            counts[i] += float((radius_of > float(radius(text))).sum())
+            counts[i] += float((radius_of > float(parse_radius(text))).sum())
     network.train(training)
     return _accuracy(counts, split, radii, ranks)
 
@@ -79,12 +80,12 @@ def certify_split(
     finally:
         network.train(training)
     counts = [0.0] * (1 + len(radii))
-    for chunk in through(ranks.share(torch.arange(len(split))).split(CHUNK)):
+    for chunk in through(ranks.share(torch.arange(len(split))).split(CHUNK_IMAGES)):
         found = certify(frozen, split.images[chunk])
         right = found.label == split.labels[chunk]
         counts[0] += float(right.sum())
         for i, text in enumerate(radii, 1):
-            counts[i] += float((right & found.certified(radius(text))).sum())
+            counts[i] += float((right & found.certified(text)).sum())
     return _accuracy(counts, split, radii, ranks)
 
 

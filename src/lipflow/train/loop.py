@@ -14,12 +14,13 @@ import torch
 from lipflow.data import Dataset, Split, load
 from lipflow.data.dataset import SplitName
 from lipflow.models import Network
+from lipflow.models.file import read, save
 from lipflow.train.budget import Budget, parse_duration
-from lipflow.train.checkpoint import Checkpoints, save_model
+from lipflow.train.checkpoint import Checkpoints
 from lipflow.train.distributed import Ranks, join, threads
 from lipflow.train.evaluate import Accuracy, certify_split, estimate
 from lipflow.train.learner import Learner, make_network, require_finite
-from lipflow.train.record import BEST, FINAL, Record, environment, load_run
+from lipflow.train.record import BEST, FINAL, Record, environment
 from lipflow.train.run import CHANGEABLE, Run, differences
 from lipflow.train.schedule import Plan
 from lipflow.train.signals import Interrupted, NonFiniteLoss, Signals
@@ -123,7 +124,7 @@ def _run(record: Record, learner: Learner, data: Dataset, budget: Budget | None,
             if found is not None:
                 writer.exact(found)
             replace(record, exact=found).write(learner.run.folder)
-            save_model(learner.network, learner.run.folder / FINAL)
+            save(learner.network, learner.run.folder / FINAL)
             writer.say(closing_message(learner, state, found))
     ranks.wait()
     return Result(learner.run.folder, learner.network.eval(), state.validation, found)
@@ -248,7 +249,7 @@ def _finished(folder: Path, stored: Record, ranks: Ranks) -> Result:
     with suppress(ValueError, OSError):  # damaged checkpoints do not matter now
         if last := Checkpoints(folder / "checkpoints").latest():
             validation = State.from_json(last.numbers).validation
-    return Result(folder, load_run(folder)[1], validation, stored.exact)
+    return Result(folder, read(folder / FINAL), validation, stored.exact)
 
 
 @contextmanager

@@ -6,12 +6,12 @@ line and `vary` name the same numbers flat: `--loss multi-margin --margin 0.3`, 
 
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
-from fractions import Fraction
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from tyro.conf import Fixed, Suppress
 
 from lipflow.losses import LOSSES, CertificateRegularisation, CrossEntropy, Loss, MultiMargin, OffsetCrossEntropy
+from lipflow.radius import parse_radius
 from lipflow.train.budget import parse_duration
 from lipflow.train.schedule import SCHEDULES, Exponential, Linear, MultiStep, Schedule, Triangular
 
@@ -99,7 +99,7 @@ class Recipe:
         if not self.radii:
             raise ValueError("--radii needs at least one radius, such as 36/255")
         for text in self.radii:
-            radius(text)
+            parse_radius(text)
 
     def rate(self, progress: float) -> float:
         """The learning rate at a progress from 0 to 1."""
@@ -172,24 +172,6 @@ def _unused(name: str, recipe: Recipe) -> Exception:
                 f"--{flag(name)} is for --{choice} {' or '.join(users)}; this run has --{choice} {chosen}"
             )
     return TypeError(f"a recipe has no field {name!r}")
-
-
-MAX_RADIUS = 10**6  # the diameter of [0, 1]ᵈ for d = 10¹²
-MAX_EXPONENT = 300  # the Fraction of 1e-999999999 would fill the memory
-
-
-def radius(text: str) -> Fraction:
-    """A radius as written, "36/255" or "0.25", exactly; at most 10⁶, so that it is a float64 too."""
-    try:
-        exponent = int(text.lower().partition("e")[2] or 0)
-        value = Fraction(text if abs(exponent) <= MAX_EXPONENT else 0)
-    except (ValueError, ZeroDivisionError):
-        raise ValueError(f"a radius is a number such as 36/255 or 0.25, not {text!r}") from None
-    if value < 0:
-        raise ValueError(f"a radius is at least 0, not {text}")
-    if value > MAX_RADIUS or abs(exponent) > MAX_EXPONENT:
-        raise ValueError(f"a radius is at most {MAX_RADIUS}, its exponent within ±{MAX_EXPONENT}, not {text!r}")
-    return value
 
 
 # Meunier et al. 2022, section 5, and the authors' code; the defaults above are theirs.

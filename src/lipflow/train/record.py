@@ -1,4 +1,4 @@
-"""run.json: the flags of a run, its plan and its environment, and how a finished run is loaded."""
+"""run.json: the flags of a run, its plan and its environment."""
 
 import json
 import os
@@ -16,8 +16,6 @@ from lipflow.data import Dataset
 from lipflow.data.dataset import SplitName
 from lipflow.files import write_atomic
 from lipflow.machine import processor
-from lipflow.models import Network
-from lipflow.train.checkpoint import load_model
 from lipflow.train.distributed import Ranks
 from lipflow.train.evaluate import Accuracy
 from lipflow.train.run import Run
@@ -96,20 +94,20 @@ def environment(ranks: Ranks) -> dict[str, Any]:
     }
 
 
-def load_run(path: Path | str, which: Literal["final", "best"] = "final") -> tuple[Run, Network]:
-    """A finished run and its network, in evaluation mode.
+def network_file(folder: Path, network: Literal["final", "best"] = "final") -> Path:
+    """Return the file of a finished run's network.
 
     `final` is the network at the end of its schedule, as the paper reports it. `best` is the one with the most
-    certified validation images, by estimate. Nothing in the folder is executed.
+    certified validation images, by estimate.
     """
-    folder = Path(path)
-    run = Record.read(folder).run
-    file = folder / {"final": FINAL, "best": BEST}[which]
-    if which == "best" and not file.is_file() and (folder / FINAL).is_file():
+    if not (folder / "run.json").is_file():
+        raise ValueError(f"{folder} holds no run: there is no {folder / 'run.json'}")
+    file = folder / {"final": FINAL, "best": BEST}[network]
+    if network == "best" and not file.is_file() and (folder / FINAL).is_file():
         raise ValueError(f"{folder} has no {file.name}: there were no validation images to select it; use `final`")
     if not file.is_file():
         raise ValueError(f"{folder} has no {file.name}: the run has not ended; `lipflow train --out {folder} --resume`")
-    return run, load_model(file)
+    return file
 
 
 def _commit() -> str | None:

@@ -16,8 +16,9 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from lipflow.data import Dataset
+from lipflow.models import save
 from lipflow.train.budget import format_duration, parse_duration
-from lipflow.train.checkpoint import Checkpoint, Checkpoints, save_model
+from lipflow.train.checkpoint import Checkpoint, Checkpoints
 from lipflow.train.evaluate import Accuracy
 from lipflow.train.learner import Learner, diagnosis, require_finite
 from lipflow.train.record import BEST, FINAL, Record, environment
@@ -78,7 +79,7 @@ class Writer:
             values = {"validation": {"clean": validation.clean, "certified_estimated": validation.certified}}
             if validation.score >= self.state.best:  # the later epoch on ties
                 self.state.best, self.state.best_epoch = validation.score, epoch + 1
-                save_model(self.learner.network, self.folder / BEST)
+                save(self.learner.network, self.folder / BEST)
         seconds = round(self.state.seconds, 3)
         self.log.write("epoch", self.state.step, epoch=epoch + 1, loss=loss, seconds=seconds, **values)
         self.display.epoch(line)

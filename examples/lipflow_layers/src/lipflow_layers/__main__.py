@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import lipflow
-from lipflow import record
+from lipflow import certificate
 from lipflow.check import check
 from lipflow_layers import LoweredSDPLayer, SDPLayer, TwoBranches, WrongLayer
 
@@ -44,7 +44,7 @@ def main() -> None:
     for eps in (None, "36/255", "0.5"):
         print(f"certified at {eps or 0}: {100 * certificates.accuracy(data.test.labels, eps):.1f}%")
     with tempfile.TemporaryDirectory() as folder:
-        record.write(folder, frozen, certificates, data.test.images, data.test.labels)
+        certificate.save(folder, frozen, certificates, data.test.images, data.test.labels)
         print(f"check accepts: {check(folder, seed=0)}")
 
     try:

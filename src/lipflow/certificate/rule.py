@@ -1,11 +1,11 @@
-"""Certificates: for each image, a label and a radius inside which the program gives no other.
+"""From scores to certified radii.
 
-For ‖x' - x‖ ≤ r < R, both in [0, 1]ᵈ, the program f̂ at x' still ranks class y above every rival j, as
+For ‖x' - x‖ ≤ r < R, with x and x' in the box [low, high]ᵈ, the program f̂ ranks class y above every rival j at x' too:
 
     f̂_y(x') - f̂_j(x') ≥ f̂_y(x) - f̂_j(x) - 2√2·E - d_yj·‖x' - x‖ > 0,
 
-where E bounds ‖f̂ - f‖ over the box and d_yj the Lipschitz constant of f_y - f_j. The scores at x may come from a file,
-and be those of another machine: within 2E of ours. With as much again for that,
+where E bounds ‖f̂ - f‖ over the box and d_yj is a Lipschitz constant of f_y - f_j. The scores at x may come from another
+machine, within 2E of ours, so the same amount is subtracted again:
 
     R(x) = min over j of (f̂_y(x) - f̂_j(x) - 4√2·E)/d_yj,  rounded down at each operation.
 """
@@ -19,14 +19,15 @@ from typing import SupportsFloat
 import torch
 from torch import Tensor
 
-from lipflow.rounding import down, exactly, sqrt_up, up
+from lipflow.radius import parse_radius
+from lipflow.rounding import down, sqrt_up, up
 
 
 @dataclass(frozen=True)
 class Certificates:
-    """One row an image: a label, and the radius below which it is certified (0 says nothing).
+    """One row per image: label, certified radius (0: not certified), radius by the paper's rule, and scores.
 
-    Beside them stand the radius by the paper's rule, which leaves no room for rounding, and the scores themselves.
+    The paper's rule does not subtract rounding errors: it is for comparison, and not certified.
     """
 
     label: Tensor  # (n,) int64
@@ -39,34 +40,30 @@ class Certificates:
 
     @staticmethod
     def cat(parts: Iterable["Certificates"]) -> "Certificates":
-        """The rows of several, one after the other: of the batches of a DataLoader, say."""
+        """Concatenate the rows of several, for example of the batches of a DataLoader."""
         parts = list(parts)
         if not parts:
-            raise ValueError("there are no certificates to join: give those of one batch at least")
+            raise ValueError("Certificates.cat needs the certificates of at least one batch")
         columns = (field.name for field in fields(Certificates))
         return Certificates(*(torch.cat([getattr(part, name) for part in parts]) for name in columns))
 
     def certified(self, eps: SupportsFloat | str) -> Tensor:
-        """Whether R > eps, exactly; eps may be "36/255".
+        """Return whether R > eps, compared exactly; eps may be a string such as "36/255".
 
-        Then no perturbation of norm at most eps changes the label, as long as the image stays in [0, 1].
+        If so, no perturbation of L2 norm at most eps changes the label, as long as the image stays in the box.
         """
-        exact = exactly(eps)
-        if exact < 0:
-            raise ValueError(f"a radius is at least 0, not {eps}")
-        # A float above the greatest float that is at most eps is above eps.
-        return self.radius > down(exact)
+        return self.radius > down(parse_radius(eps))  # a float64 is above eps if it is above down(eps)
 
     def accuracy(self, labels: Tensor, eps: SupportsFloat | str | None = None) -> float:
-        """The fraction of images whose label is the true one of `labels`; with eps, and is certified at eps."""
+        """Return the fraction of images with the right label; with eps, of those that are also certified at eps."""
         if labels.shape != self.label.shape:
-            raise ValueError(f"labels are one an image, ({len(self)},), not {tuple(labels.shape)}")
+            raise ValueError(f"give one label per image, of shape ({len(self)},), not {tuple(labels.shape)}")
         right = self.label == labels.to(self.label.device)
         return float((right if eps is None else right & self.certified(eps)).double().mean())
 
 
 def require_pixels(images: Tensor, domain: tuple[float, float] = (0.0, 1.0)) -> None:
-    """Refuse what the certificate says nothing of: NaN, infinities, values outside of the domain."""
+    """Raise if images have values outside of the domain, NaN or infinities: certificates do not cover them."""
     low, high = domain
     if images.dtype == torch.uint8 and not low <= 0 < 1 <= high:
         raise ValueError(f"bytes k are read as k/255, and this network was frozen for values in [{low:g}, {high:g}]")
@@ -82,35 +79,34 @@ def require_pixels(images: Tensor, domain: tuple[float, float] = (0.0, 1.0)) -> 
 
 
 def _hint(images: Tensor) -> str:
-    """How images that leave [0, 1] may come back to it."""
+    """Advice on how to bring images back into [0, 1]."""
     least, greatest = float(images.min()), float(images.max())
     if not (math.isfinite(least) and math.isfinite(greatest)):
         return ""
     if least < -0.01:
-        return " (to subtract a mean is the network's part: lipflow.blocks.Normalize)"
+        return " (normalise inside of the network instead: lipflow.blocks.Normalize)"
     return " (divide them by 255, or give them as uint8)" if greatest > 2 else " (clamp them: x.clamp(0, 1))"
 
 
 def from_logits(logits: Tensor, pair_bounds: Tensor, rounding: float) -> Certificates:
-    """Radii from the scores of the program  # (n, classes), the pair bounds, and E."""
+    """Compute labels and radii from the scores (n, classes) of the program, the constants d_ij, and E."""
     finite = torch.isfinite(logits).all(1)
     label = torch.where(finite, logits.nan_to_num(0.0).argmax(1), torch.zeros(1, dtype=torch.int64))
     slack = up(4 * sqrt_up(Fraction(2)) * Fraction(rounding))
     distances = pair_bounds[label]  # (n, classes)
     rivals = torch.arange(logits.shape[1]) != label[:, None]
     margins = logits.gather(1, label[:, None]) - logits
-    room = _below(_below(margins) - slack)
-    # Two classes whose difference is constant cannot change places: any positive room is enough for ever.
-    radii = torch.where(distances > 0, _below(room / distances), torch.where(room > 0, torch.inf, 0.0))
+    certain = _below(_below(margins) - slack)
+    # d = 0: the difference of the two scores is constant, so any positive margin holds everywhere.
+    radii = torch.where(distances > 0, _below(certain / distances), torch.where(certain > 0, torch.inf, 0.0))
     radius = torch.where(rivals, radii, torch.inf).amin(1).clamp_min(0.0)
     paper = torch.where(rivals, margins / distances, torch.inf).amin(1).clamp_min(0.0)
     none = torch.zeros_like(radius)
-    # An infinite radius could only come from rows that are equal: stay with what a file can hold and a reader believe.
-    largest = torch.finfo(torch.float64).max
+    largest = torch.finfo(torch.float64).max  # written in place of infinity
     certified = torch.where(finite, radius.clamp_max(largest), none)
     return Certificates(label, certified, torch.where(finite, paper, none), logits)
 
 
 def _below(x: Tensor) -> Tensor:
-    """The next float64 below: under any correctly rounded result lies the true one."""
+    """The next smaller float64: a lower bound of the exact value of a correctly rounded result."""
     return torch.nextafter(x, torch.full_like(x, -torch.inf))

@@ -22,12 +22,11 @@ from torch.nn import functional as F
 
 from lipflow.data import to_unit
 from lipflow.data.counter import key
-from lipflow.rounding import TINY, exactly, gamma, sqrt_up, up
+from lipflow.radius import parse_radius
+from lipflow.rounding import TINY, gamma, sqrt_up, up
 
 Model = Callable[[Tensor], Tensor]
 Radius = Fraction | float | str | Tensor  # one for all images, or a tensor with one an image  # (n,)
-
-OUTCOMES, EXAMPLES = "attack.json", "attack.npz"  # what `lipflow attack` leaves in the folder of a run
 
 _ATTACK = 4  # the purpose of these random numbers: Note [counter-based randomness]
 
@@ -290,7 +289,10 @@ def _receive(model: Model, images: Tensor, labels: Tensor) -> Tensor:
 
 
 def _radii(eps: Radius, count: int) -> list[Fraction]:
-    values = [Fraction(e) for e in eps.tolist()] if isinstance(eps, Tensor) and eps.ndim else [exactly(eps)] * count
+    if isinstance(eps, Tensor) and eps.ndim:  # the radii of certificates may be as large as the greatest float64
+        values = [Fraction(e) for e in eps.tolist()]
+    else:
+        values = [parse_radius(eps)] * count
     if len(values) != count or any(v < 0 for v in values):
         raise ValueError(f"a radius is at least 0, and one for all images or one for each of the {count}, not {eps}")
     return values

@@ -1,0 +1,20 @@
+"""Certificates: labels and radii of images, and the files that `lipflow.check` verifies."""
+
+from lipflow.certificate.certify import CHUNK_IMAGES, certify
+from lipflow.certificate.file import CLAIMS, ROWS, WEIGHTS, CertificateFile, Operation, load, save
+from lipflow.certificate.rule import Certificates, from_logits, require_pixels
+
+__all__ = [
+    "CHUNK_IMAGES",
+    "CLAIMS",
+    "ROWS",
+    "WEIGHTS",
+    "CertificateFile",
+    "Certificates",
+    "Operation",
+    "certify",
+    "from_logits",
+    "load",
+    "require_pixels",
+    "save",
+]

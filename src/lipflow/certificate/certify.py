@@ -1,0 +1,27 @@
+"""`certify`: labels and radii of images, by a frozen network."""
+
+import torch
+from torch import Tensor
+
+from lipflow.certificate.rule import Certificates, from_logits, require_pixels
+from lipflow.frozen import Frozen, on_cpu
+from lipflow.shapes import require_batch
+
+CHUNK_IMAGES = 250  # that go through the network at a time
+
+
+@on_cpu
+@torch.no_grad()
+def certify(frozen: Frozen, images: Tensor) -> Certificates:
+    """Return a label and a certified radius for each image (n, *in_shape): uint8, or floats in the network's domain."""
+    if not isinstance(frozen, Frozen):
+        raise TypeError(f"certify takes a frozen network: lipflow.freeze(model), not {type(frozen).__name__}")
+    if not frozen.classes:
+        raise ValueError(
+            "certify takes a classifier of two classes or more, whose output is (batch, classes), not "
+            f"(batch, {str(frozen.graph.output.shape)[1:]}"
+        )
+    require_batch(images, frozen.in_shape)
+    require_pixels(images, frozen.domain)
+    logits = torch.cat([frozen(chunk) for chunk in images.split(CHUNK_IMAGES)])
+    return from_logits(logits, frozen.pair_bounds, frozen.rounding)

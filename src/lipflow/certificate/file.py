@@ -1,0 +1,198 @@
+"""A certificate on disk: three files that another program can check.
+
+frozen.safetensors    the network: all its numbers, and the graph of its primitives
+certificate.json      the claims: L, E, the constants of pairs, and each norm with how it was obtained
+certified.npz         one row per image: image, true label, scores, label, radius, the paper's radius
+
+certificate.json holds the SHA-256 of the two other files, and one of its own claims. `lipflow.check` derives bounds and
+radii again with NumPy alone. It cannot verify the true labels, the name of the split, or which network of a run it is.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from torch import Tensor
+
+from lipflow.certificate.rule import Certificates
+from lipflow.files import filled, sha256, sync_names
+from lipflow.frozen import Frozen
+from lipflow.graph.file import SCHEMA
+from lipflow.operators.certified import CertifiedOperator
+from lipflow.rounding import down
+from lipflow.untrusted import arrays, json_object, mapping, number, require, require_pixels
+
+WEIGHTS, CLAIMS, ROWS = "frozen.safetensors", "certificate.json", "certified.npz"
+COLUMNS = ("images", "truth", "label", "radius", "paper_radius", "logits")  # of certified.npz
+
+
+def save(
+    folder: str | Path,
+    frozen: Frozen,
+    certificates: Certificates,
+    images: Tensor,
+    truth: Tensor,
+    split: str = "",
+    network: str = "",
+) -> None:
+    """Write the certificate of some images, uint8 or floats, and their true labels.
+
+    A previous certificate in the folder stays until all of the new one is on the disk. For the reader, `split` says
+    which images they are ("test", "validation" or "other"), and `network` which one of a run ("final" or "best").
+    """
+    if truth.shape != (len(certificates),) or truth.is_floating_point() or len(images) != len(certificates):
+        given = f"{len(images)} images and true labels of {truth.dtype}, {tuple(truth.shape)}"
+        raise ValueError(f"{len(certificates)} certificates need as many images and integer labels, not {given}")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    columns = dict(images=images, truth=truth, **vars(certificates))
+    rows: dict[str, Any] = {name: column.cpu().numpy() for name, column in columns.items()}
+
+    def write_rows(temporary: Path) -> None:
+        with temporary.open("wb") as file:  # given a path, NumPy would add the ending .npz
+            np.savez(file, **rows)
+
+    with filled(folder / WEIGHTS, frozen.save) as weights, filled(folder / ROWS, write_rows) as table:
+        digests = {WEIGHTS: sha256(weights), ROWS: sha256(table)}
+        text = json.dumps(claims(frozen, certificates, digests, split, network), indent=1)
+        with filled(folder / CLAIMS, lambda temporary: temporary.write_text(text)) as claimed:
+            # Delete certificate.json first and write it last: it never stands beside files of another certificate.
+            (folder / CLAIMS).unlink(missing_ok=True)
+            weights.replace(folder / WEIGHTS)
+            table.replace(folder / ROWS)
+            claimed.replace(folder / CLAIMS)
+    sync_names(folder)
+
+
+def claims(
+    frozen: Frozen, certificates: Certificates, digests: dict[str, str], split: str, network: str
+) -> dict[str, Any]:
+    """The content of certificate.json: all claims, the digests of the other files, and a digest of these."""
+    primitives, vertices = _ledger(frozen)
+    stated = dict(
+        schema=SCHEMA,
+        dtype="float64",
+        domain=list(frozen.domain),
+        norm="L2 on the values handed to the network",
+        in_shape=list(frozen.in_shape),
+        classes=frozen.classes,
+        images=len(certificates),
+        split=split,
+        network=network,
+        lipschitz=frozen.lipschitz,
+        rounding=frozen.rounding,
+        pair_bounds=frozen.pair_bounds.tolist(),
+        primitives=primitives,
+        vertices=vertices,
+        files=digests,
+    )
+    return dict(stated, digest=digest(stated))
+
+
+def digest(stated: dict[str, Any]) -> str:
+    """The SHA-256 of the claims, which contain the SHA-256 of the other files."""
+    return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
+
+
+def _ledger(frozen: Frozen) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The claimed norm of each primitive, in the order of the file, and the row of each vertex."""
+    primitives: dict[int, dict[str, Any]] = {}
+    vertices = []
+    for vertex, row in zip(frozen.graph.vertices, frozen.ledger, strict=True):
+        p = vertex.primitive
+        op = getattr(p, "op", None)
+        primitives.setdefault(id(p), dict(kind=p.kind, **(op.proof if isinstance(op, CertifiedOperator) else {})))
+        vertices.append(dict(row._asdict(), primitive=list(primitives).index(id(p))))
+    return list(primitives.values()), vertices
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A vertex in the ledger of a file: its constant L and why it holds, its rounding, and its operator's norm."""
+
+    kind: str
+    name: str
+    size: str
+    how: str
+    lipschitz: float
+    rounding: float
+    norm: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class CertificateFile:
+    """What `save` wrote: the claims of certificate.json, and the rows of certified.npz."""
+
+    lipschitz: float
+    rounding: float
+    digest: str
+    split: str  # "test", "validation", "other", or "" if unknown
+    network: str  # "final", "best", or "" if unknown
+    ledger: tuple[Operation, ...]
+    images: np.ndarray  # (n, channels, height, width) uint8, or float64 in [0, 1]
+    truth: np.ndarray  # (n,) int64
+    label: np.ndarray  # (n,) int64
+    radius: np.ndarray  # (n,) float64
+    paper_radius: np.ndarray  # (n,) float64
+    logits: np.ndarray  # (n, classes) float64
+
+    @cached_property
+    def right(self) -> np.ndarray:  # (n,) bool
+        return self.label == self.truth
+
+    def first(self, count: int) -> "CertificateFile":
+        """Keep the first images only."""
+        return replace(self, **{name: getattr(self, name)[:count] for name in COLUMNS})
+
+    def certified(self, eps: Fraction) -> np.ndarray:
+        """Return which images have the right label and R > eps, compared exactly: (n,), bool."""
+        return self.right & (self.radius > down(eps))
+
+
+def load(folder: str | Path) -> CertificateFile:
+    """Read the claims and rows of a certificate, and check that they belong together. This verifies no bound."""
+    path, rows = Path(folder) / CLAIMS, Path(folder) / ROWS
+    stated = json_object(path, path.read_bytes())
+    claimed = {key: value for key, value in stated.items() if key != "digest"}
+    other = f"it has schema {stated.get('schema')!r}, of another version of lipflow; certify the network again"
+    require(stated.get("schema") == SCHEMA, path, other)
+    require(stated.get("digest") == digest(claimed), path, "it was changed after it was written: its digest is wrong")
+    columns = arrays(rows, mapping(stated.get("files"), path, "files").get(ROWS), COLUMNS)
+    images = len(columns["truth"])
+    require(all(len(column) == images for column in columns.values()), rows, "its columns differ in length")
+    require(columns["logits"].ndim == 2, rows, "logits are not (n, classes)")
+    vectors = [columns[name] for name in ("truth", "label", "radius", "paper_radius")]
+    require(all(column.ndim == 1 for column in vectors), rows, "it needs one label and one radius per image")
+    require(all(column.dtype.kind in "iu" for column in vectors[:2]), rows, "labels are not integers")
+    floats = [columns[name] for name in ("radius", "paper_radius", "logits")]
+    require(all(column.dtype == np.float64 for column in floats), rows, "radii and logits are not float64")
+    require(bool((columns["radius"] >= 0).all()), rows, "a radius is negative or NaN")
+    label, classes = columns["label"], columns["logits"].shape[1]
+    require(classes >= 2 and bool(((label >= 0) & (label < classes)).all()), rows, "a label is not one of the classes")
+    require_pixels(columns["images"], rows)
+    primitives, vertices = stated.get("primitives"), stated.get("vertices")
+    if not (isinstance(primitives, list) and isinstance(vertices, list)):
+        raise ValueError(f"{path} cannot be read: primitives and vertices are not lists")
+    ledger = tuple(_operation(mapping(row, path, "a vertex"), primitives, path) for row in vertices)
+    lipschitz, rounding = (number(stated.get(key), path, key) for key in ("lipschitz", "rounding"))
+    split, network = stated.get("split", ""), stated.get("network", "")
+    require(isinstance(split, str) and isinstance(network, str), path, "split and network are not strings")
+    return CertificateFile(lipschitz, rounding, stated["digest"], split, network, ledger, **columns)
+
+
+def _operation(row: Mapping[str, Any], primitives: list[Any], path: Path) -> Operation:
+    kind, name, size, how = words = [row.get(key) for key in ("kind", "name", "size", "how")]
+    require(all(isinstance(word, str) for word in words), path, "kind, name, size and how of a vertex are not strings")
+    index = row.get("primitive")
+    known = isinstance(index, int) and 0 <= index < len(primitives)
+    require(known, path, "a vertex has no primitive of the list")
+    claim = mapping(primitives[cast(int, index)], path, "a primitive")
+    lipschitz, rounding = (number(row.get(key), path, key) for key in ("lipschitz", "rounding"))
+    norm = None if claim.get("norm") is None else number(claim["norm"], path, "norm")
+    return Operation(str(kind), str(name), str(size), str(how), lipschitz, rounding, norm)

@@ -1,0 +1,68 @@
+"""A network on disk: its tensors, and the arguments of `lipflow.build` as metadata, in one safetensors file."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from lipflow.files import save_tensors, write_atomic
+from lipflow.models.by_name import build
+from lipflow.models.network import Network
+
+FORMAT = 1
+_FIELDS: dict[str, type] = {"format": int, "model": str, "classes": int, "in_shape": list, "sizes": dict}
+
+
+def save(network: Network, path: Path | str) -> None:
+    """Write a network that `lipflow.build` made to a .safetensors file, which `lipflow.load` reads."""
+    if network.name is None:
+        raise ValueError(
+            "only a network made by lipflow.build(name, ...) can be saved, as a file is built again by that name"
+        )
+    spec = {
+        "format": FORMAT,
+        "model": network.name,
+        "classes": network.classes,
+        "in_shape": list(network.in_shape),
+        "sizes": network.model_args,
+    }
+    tensors = {name: plain(tensor) for name, tensor in network.state_dict().items()}
+    metadata = {"lipflow": json.dumps(spec, sort_keys=True)}
+    write_atomic(Path(path), lambda temporary: save_tensors(tensors, temporary, metadata))
+
+
+def read(path: Path | str) -> Network:
+    """Read a network that `save` wrote, in evaluation mode. Its metadata is checked, and nothing in it is executed."""
+    tensors, metadata = read_tensors(Path(path))
+    try:
+        spec = json.loads(metadata.get("lipflow", "null"))
+        if isinstance(spec, dict) and "primitives" in spec:
+            raise ValueError("it is a frozen network: use lipflow.Frozen.load(path)")
+        if not isinstance(spec, dict) or {k: type(v) for k, v in spec.items()} != _FIELDS:
+            raise ValueError(f"its metadata is not that of a lipflow network: {str(spec)[:200]}")
+        if spec["format"] != FORMAT:
+            raise ValueError(f"it has format {spec['format']}; this version of lipflow reads format {FORMAT}")
+        with torch.random.fork_rng(devices=[]):  # building draws weights: keep the state of the caller's generator
+            network = build(spec["model"], spec["classes"], tuple(spec["in_shape"]), **spec["sizes"])
+        network.load_state_dict(tensors)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"{path} cannot be loaded: {' '.join(str(error).split())}") from error
+    return network.eval()
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """A contiguous copy on the CPU, as safetensors needs it."""
+    return tensor.detach().to("cpu").contiguous()
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a complete safetensors file: {error}") from None

@@ -1,0 +1,78 @@
+"""Read JSON and arrays from files that may come from a stranger.
+
+Every value is checked for its type before it is used, and nothing is unpickled or executed. What does not fit raises a
+ValueError that names the file.
+"""
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def require(holds: bool, path: Path, why: str) -> None:
+    """Raise unless a condition holds."""
+    if not holds:
+        raise ValueError(f"{path} cannot be read: {why}")
+
+
+def json_object(path: Path, text: bytes) -> dict[str, Any]:
+    """Parse a JSON object."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read: it is not JSON ({error})") from None
+    return mapping(values, path, "a line" if path.suffix == ".jsonl" else "it")
+
+
+def mapping(value: Any, path: Path, name: str) -> dict[str, Any]:
+    require(isinstance(value, dict), path, f"{name} is not a JSON object")
+    return value
+
+
+def flags(value: Any, path: Path) -> np.ndarray:
+    """A list of true and false, as an array."""
+    require(
+        isinstance(value, list) and all(type(v) is bool for v in value),
+        path,
+        "a list has values that are not true or false",
+    )
+    return np.array(value, dtype=bool)
+
+
+def count(value: Any, path: Path, name: str) -> int:
+    require(type(value) is int and value >= 0, path, f"{name} is not an integer of at least 0: {value!r}")
+    return value
+
+
+def number(value: Any, path: Path, name: str) -> float:
+    require(isinstance(value, int | float) and not isinstance(value, bool), path, f"{name} is not a number: {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def arrays(path: Path, sha256: Any, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Read named arrays from an .npz file with a known SHA-256."""
+    if not path.is_file():
+        raise ValueError(f"{path} is missing")
+    fits = hashlib.sha256(path.read_bytes()).hexdigest() == sha256
+    require(fits, path, "it was changed after it was written: its SHA-256 is not the recorded one")
+    try:
+        with np.load(path, allow_pickle=False) as columns:
+            found = {name: columns[name] for name in names}
+    except Exception as error:  # NumPy and zipfile raise many types on damaged or forged files
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    require(all(column.ndim for column in found.values()), path, "an array has no rows")
+    return found
+
+
+def require_pixels(images: np.ndarray, path: Path) -> None:
+    """Raise unless an array is uint8, or floats in [0, 1], with at least one value per row."""
+    floats = images.dtype.kind == "f" and bool(((images >= 0) & (images <= 1)).all())
+    require(images.dtype == np.uint8 or floats, path, "images are uint8, or floats in [0, 1]")
+    require(images.ndim >= 2 and all(side >= 1 for side in images.shape[1:]), path, "an image has no values")
