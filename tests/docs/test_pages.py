@@ -1,5 +1,6 @@
 """What the pages say is so: the code on them runs and prints what stands below it, and their links lead somewhere."""
 
+import ast
 import contextlib
 import doctest
 import io
@@ -10,6 +11,7 @@ import pytest
 from torch import nn
 
 import lipflow
+from tests.test_layout import ORDER
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -74,3 +76,22 @@ def test_the_readme_and_the_theory_have_one_table():
         steps = re.findall(r"^\| `(\w+)\(", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
         assert steps == ["ExplicitEuler", "ImplicitEuler", "Midpoint", "Exponential"]
         assert all(issubclass(getattr(lipflow, step), lipflow.flows.Step) for step in steps)
+
+
+def definitions(body: list[ast.stmt]) -> set[str]:
+    """The names of functions and classes, and of methods as Class.method."""
+    named = [node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    inner = {f"{n.name}.{name}" for n in named if isinstance(n, ast.ClassDef) for name in definitions(n.body)}
+    return {node.name for node in named} | inner
+
+
+def test_the_architecture_names_functions_where_they_are_and_modules_in_order():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawing = page.split("```text\n")[1].split("```")[0]
+    assert [line.split()[0].rstrip("/") for line in drawing.splitlines()] == ORDER
+    pairs = re.findall(r"^\| `([\w.]+)` \| `([\w/]+\.py)` \|", page, re.MULTILINE)
+    pairs += re.findall(r"`([\w.]+)` in `([\w/]+\.py)`", page)
+    assert len(pairs) > 30
+    for name, file in pairs:
+        tree = ast.parse((ROOT / "src" / "lipflow" / file).read_text(encoding="utf-8"))
+        assert name.removeprefix("lipflow.") in definitions(tree.body), f"{name} is not in {file}"
