@@ -95,3 +95,12 @@ def test_the_architecture_names_functions_where_they_are_and_modules_in_order():
     for name, file in pairs:
         tree = ast.parse((ROOT / "src" / "lipflow" / file).read_text(encoding="utf-8"))
         assert name.removeprefix("lipflow.") in definitions(tree.body), f"{name} is not in {file}"
+
+
+def test_contributing_names_tables_where_they_are():
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    pairs = re.findall(r"`([A-Z]{4,})`\s+(?:in|of)\s+`([\w/]+\.py)`", page)
+    assert len(pairs) >= 9
+    for name, file in pairs:
+        found = next(folder / file for folder in (ROOT, ROOT / "src" / "lipflow") if (folder / file).is_file())
+        assert re.search(rf"^{name}\b.*=", found.read_text(encoding="utf-8"), re.MULTILINE), f"{name} is not in {file}"
