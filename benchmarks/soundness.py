@@ -2,9 +2,9 @@
 
     python benchmarks/soundness.py [--run runs/s]
 
-Three prices, on cpl-s (fresh weights, or those of a run): the radius lost to rounding, the radius lost because the step
-h uses a certified norm instead of the best estimate of it, and the time to certify in float64 against evaluating the
-literal form of the same network in float32 with plain PyTorch. Claim: less than 1e-3 of the radius in all.
+Three costs, on cpl-s (fresh weights, or those of a run): the radius lost to rounding, the radius lost because the step
+h uses a certified norm instead of the best estimate of it, and the time to certify in float64, compared with evaluating
+the literal form of the same network in float32 with plain PyTorch. Claim: less than 1e-3 of the radius in all.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import torch
 from literal import literal
 from rich.console import Console
 from rich.table import Table
+from timing import least_seconds
 
 import lipflow
 from lipflow.certificate import from_logits
@@ -30,7 +31,7 @@ PAPER = ("cpl-s", "cpl-m", "cpl-l", "cpl-xl")
 
 
 def estimated(frozen: lipflow.Frozen) -> Graph:
-    """The same network with steps from 500 power iterations, as if the estimate were the norm: for comparison only."""
+    """The same network with steps from the estimate of 500 power iterations: for comparison only."""
     vertices: dict[int, Vertex] = {}
     for vertex in frozen.graph.vertices:
         p = vertex.primitive
@@ -40,17 +41,6 @@ def estimated(frozen: lipflow.Frozen) -> Graph:
         inputs = tuple(vertices[id(v)] for v in vertex.inputs)
         vertices[id(vertex)] = Vertex(p, inputs, vertex.shape, vertex.name)
     return Graph(tuple(vertices.values()))
-
-
-def best_of(function, times: int = 3) -> float:
-    """The least time of some calls, after one to warm up."""
-    function()
-    seconds = []
-    for _ in range(times):
-        start = time.perf_counter()
-        function()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
 
 
 @torch.no_grad()
@@ -82,10 +72,10 @@ def main() -> None:
     gap = 1 - float(exact.radius.mean() / loose.radius.mean())
 
     plain = literal(model).eval()
-    certifying = arguments.images / best_of(lambda: lipflow.certify(frozen, images))
-    evaluating = arguments.images / best_of(lambda: plain(images))
+    certifying = arguments.images / least_seconds(lambda: lipflow.certify(frozen, images))
+    evaluating = arguments.images / least_seconds(lambda: plain(images))
 
-    table = Table("what", "value", title="The price of soundness")
+    table = Table("what", "value", title="The cost of soundness")
     table.add_row("E, rounding of the whole network", f"{frozen.rounding:.2e}")
     table.add_row("radius lost to rounding", f"{rounding:.2e}")
     table.add_row("radius lost to the gap of the norms", f"{gap:.2e}")

@@ -26,7 +26,7 @@ FINAL, BEST = "model.safetensors", "best.safetensors"
 
 @dataclass(frozen=True)
 class Record:
-    """A run, its plan, the environment in which it began, its exact result once it has ended, and its images."""
+    """A run, its plan, the environment in which it began, its exact accuracy once it has ended, and its images."""
 
     run: Run
     plan: Plan
@@ -41,16 +41,16 @@ class Record:
         return self.plan.steps
 
     def write(self, folder: Path) -> None:
-        values: dict[str, Any] = {"run": self.run.to_json(), "steps": self.steps, "environment": dict(self.environment)}
-        if len(self.plan.decisions) > 1:
-            values["plan"] = self.plan.decisions
-        if self.exact is not None:
-            values["validation_exact"] = asdict(self.exact)
-        if self.data_sha256:
-            values["data_sha256"] = dict(self.data_sha256)
-        if self.class_names:
-            values["class_names"] = self.class_names
-        text = json.dumps(values, indent=2)
+        values = {
+            "run": self.run.to_json(),
+            "steps": self.steps,
+            "environment": dict(self.environment),
+            "plan": self.plan.decisions if len(self.plan.decisions) > 1 else None,
+            "validation_exact": asdict(self.exact) if self.exact else None,
+            "data_sha256": dict(self.data_sha256) or None,
+            "class_names": self.class_names or None,
+        }
+        text = json.dumps({name: value for name, value in values.items() if value is not None}, indent=2)
         write_atomic(folder / "run.json", lambda temporary: temporary.write_text(text + "\n"))
 
     @classmethod
@@ -73,7 +73,7 @@ class Record:
         return cls(run, plan, environment, exact, digests, tuple(classes))
 
     def other_images(self, data: Dataset, *splits: SplitName) -> list[str]:
-        """Those of some splits whose images differ from the ones with which the run began, if these are known."""
+        """The splits whose images differ from those with which the run began, as far as these are known."""
         known = self.data_sha256
         return [split for split in splits if split in known and known[split] != data.digest(split)]
 
@@ -97,7 +97,7 @@ def environment(ranks: Ranks) -> dict[str, Any]:
 def network_file(folder: Path, network: Literal["final", "best"] = "final") -> Path:
     """Return the file of a finished run's network.
 
-    `final` is the network at the end of its schedule, as the paper reports it. `best` is the one with the most
+    `final` is the network at the end of its schedule, which the paper reports. `best` is the one with the most
     certified validation images, by estimate.
     """
     if not (folder / "run.json").is_file():
@@ -114,7 +114,7 @@ def _commit() -> str | None:
     """The commit of this checkout, with -dirty if code differs from it; None for an installed package."""
     package = Path(lipflow.__file__).parent
     try:
-        _git(package, "ls-files", "--error-unmatch", "__init__.py")  # the checkout may be of another project
+        _git(package, "ls-files", "--error-unmatch", "__init__.py")  # fails in the checkout of another project
         changed = _git(package, "status", "--porcelain", "--untracked-files=no", "--", ":/*.py", ":/*.toml")
         return _git(package, "rev-parse", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.SubprocessError):
