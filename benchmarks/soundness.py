@@ -1,8 +1,8 @@
 """What does a sound certificate cost?
 
-    python benchmarks/soundness.py [--run runs/s]
+    python benchmarks/soundness.py
 
-Three costs, on cpl-s (fresh weights, or those of a run): the radius lost to rounding, the radius lost because the step
+Three costs, on cpl-s with fresh weights: the radius lost to rounding, the radius lost because the step
 h uses a certified norm instead of the best estimate of it, and the time to certify in float64, compared with evaluating
 the literal form of the same network in float32 with plain PyTorch. Claim: less than 1e-3 of the radius in all.
 """
@@ -12,7 +12,6 @@ import dataclasses
 import platform
 import time
 from fractions import Fraction
-from pathlib import Path
 
 import torch
 from literal import literal
@@ -27,7 +26,7 @@ from lipflow.node import Vertex
 from lipflow.primitives import Descent
 from lipflow.rounding import down
 
-PAPER = ("cpl-s", "cpl-m", "cpl-l", "cpl-xl")
+MODEL = "cpl-s"
 
 
 def estimated(frozen: lipflow.Frozen) -> Graph:
@@ -46,19 +45,10 @@ def estimated(frozen: lipflow.Frozen) -> Graph:
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, help="a finished run; fresh weights of cpl-s otherwise")
     parser.add_argument("--images", type=int, default=128)
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    if arguments.run:
-        from lipflow.train.record import Record
-
-        run, network = Record.read(arguments.run).run, lipflow.load(arguments.run)
-        model = run.model
-        if model not in PAPER or run.model_args:
-            parser.error(f"{arguments.run} is a {model}; only {', '.join(PAPER)} have a literal form")
-    else:
-        model, network = "cpl-s", lipflow.build("cpl-s")
+    network = lipflow.build(MODEL)
     start = time.perf_counter()
     frozen = lipflow.freeze(network)
     freezing = time.perf_counter() - start
@@ -71,7 +61,7 @@ def main() -> None:
     rounding = 1 - float(sound.radius.mean() / exact.radius.mean())
     gap = 1 - float(exact.radius.mean() / loose.radius.mean())
 
-    plain = literal(model).eval()
+    plain = literal(MODEL).eval()
     certifying = arguments.images / least_seconds(lambda: lipflow.certify(frozen, images))
     evaluating = arguments.images / least_seconds(lambda: plain(images))
 

@@ -68,15 +68,11 @@ def certify_split(
     ranks: Ranks,
     through: Callable[[Sequence[Tensor]], Iterable[Tensor]] = iter,
 ) -> Accuracy:
-    """Freeze a network and certify a split, each rank its share. The network itself does not change.
+    """Freeze a network and certify a split; each rank certifies its share.
 
     `through` iterates over the chunks of images of this rank, and may report progress.
     """
-    training = network.training
-    try:
-        frozen = freeze(network.eval())
-    finally:
-        network.train(training)
+    frozen = freeze(network.eval())
     counts = torch.zeros(1 + len(radii))
     for chunk in through(ranks.share(torch.arange(len(split))).split(CHUNK_IMAGES)):
         found = certify(frozen, split.images[chunk])

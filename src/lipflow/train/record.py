@@ -18,7 +18,7 @@ from lipflow.files import write_atomic
 from lipflow.machine import processor
 from lipflow.train.distributed import Ranks
 from lipflow.train.evaluate import Accuracy
-from lipflow.train.run import Run
+from lipflow.train.run import Run, from_json
 from lipflow.train.schedule import Plan
 
 FINAL, BEST = "model.safetensors", "best.safetensors"
@@ -58,19 +58,17 @@ class Record:
         path = folder / "run.json"
         try:
             values = json.loads(path.read_text())
-            run, environment = Run.from_json(values["run"]), values["environment"]
+            run = from_json("run", values["run"], Run)
             plan = Plan.of(values.get("plan", values["steps"]))
-            digests, classes = values.get("data_sha256", {}), values.get("class_names", [])
-            if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-                raise ValueError(f"class_names={classes!r}")
-            if plan.steps != values["steps"] or not isinstance(environment, dict) or not isinstance(digests, dict):
-                raise ValueError(f"steps={values['steps']!r}, plan={plan}, environment={environment!r}, {digests!r}")
+            environment = from_json("environment", values["environment"], dict)
+            digests = from_json("data_sha256", values.get("data_sha256", {}), dict)
+            classes = from_json("class_names", values.get("class_names", []), tuple[str, ...])
             exact = Accuracy(**values["validation_exact"]) if "validation_exact" in values else None
         except (FileNotFoundError, NotADirectoryError):
             raise ValueError(f"{folder} holds no run: there is no {path}") from None
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} is not a record of a run: {error}") from None
-        return cls(run, plan, environment, exact, digests, tuple(classes))
+        return cls(run, plan, environment, exact, digests, classes)
 
     def other_images(self, data: Dataset, *splits: SplitName) -> list[str]:
         """The splits whose images differ from those with which the run began, as far as these are known."""

@@ -103,7 +103,7 @@ class Run:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Run":
         """The inverse of `to_json`. Raise on unknown fields and on values of another type."""
-        return _from_json("run", values, cls)
+        return from_json("run", values, cls)
 
 
 # Fields that may change when a run is resumed, as they do not change what it computes.
@@ -141,7 +141,7 @@ def _to_json(value: Any) -> Any:
     return table
 
 
-def _from_json(name: str, value: Any, kind: Any) -> Any:
+def from_json(name: str, value: Any, kind: Any) -> Any:
     """A JSON value as a value of type `kind`; raise an error that names the field if it is not one."""
     origin, parts = get_origin(kind), get_args(kind)
     if name in CHOICES and isinstance(value, dict):
@@ -155,11 +155,11 @@ def _from_json(name: str, value: Any, kind: Any) -> Any:
         known = {number.name for number in numbers(kind)}
         if unknown := [entry for entry in value if entry not in known]:
             raise ValueError(f"{name} has no field {', '.join(map(repr, unknown))}")
-        return kind(**{entry: _from_json(entry, given, hints[entry]) for entry, given in value.items()})
+        return kind(**{entry: from_json(entry, given, hints[entry]) for entry, given in value.items()})
     if origin is UnionType:  # of some type and None
-        return None if value is None else _from_json(name, value, parts[0])
+        return None if value is None else from_json(name, value, parts[0])
     if origin is tuple and isinstance(value, list):
-        return tuple(_from_json(name, entry, parts[0]) for entry in value)
+        return tuple(from_json(name, entry, parts[0]) for entry in value)
     if kind is Path and isinstance(value, str):
         return Path(value)
     if kind is float and type(value) is int:
