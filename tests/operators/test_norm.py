@@ -219,7 +219,7 @@ def test_norms_that_cannot_be_computed_are_refused(monkeypatch):
         norm_bound(DenseOperator(torch.full((3, 3), 1.5e308, dtype=torch.float64)))
     with pytest.raises(ValueError, match="beyond float64"):
         norm_bound(ConvOperator(torch.full((1, 1, 3, 3), 1.5e308, dtype=torch.float64), (4, 4)))
-    monkeypatch.setattr(fourier, "MOST_BYTES", 2**10)
+    monkeypatch.setattr(fourier, "MAX_BYTES", 2**10)
     with pytest.raises(ValueError, match=r"strides \(4, 4\) put 16 symbols of 2 × 3"):
         norm_bound(ConvOperator(torch.ones(2, 3, 3, 3, dtype=torch.float64), (8, 8), padding_mode="circular", stride=4))
 

@@ -204,6 +204,10 @@ def _sides(op: ConvOperator) -> tuple[bool, tuple[int, ...]]:
 
 def run(op: ConvOperator, x: Tensor, forward: bool = True, matrix: Tensor | None = None) -> Tensor:
     """Wx, or else Wᵀx; `matrix` is `matrix_of(op)`, if it is known."""
+    if op.padding_mode == "circular":
+        size = [axis.size + axis.before + axis.after for axis in (op.rows, op.columns)]
+        unpadded = ConvOperator(op.kernel, **dict(op.geometry, in_size=size, padding=0, padding_mode="zeros"))
+        return run(unpadded, op.pad(x), True, matrix) if forward else op.unpad(run(unpadded, x, False, matrix))
     columns, x = Columns(op, matrix=matrix), x.contiguous()
     out = x.new_empty(len(x), *(op.out_shape if forward else op.in_shape))
     if columns.many_channels and len(x) > 1:
