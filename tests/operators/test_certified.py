@@ -95,9 +95,7 @@ def test_operators_that_are_not_known_are_refused():
     class Twice(DenseOperator):
         pass
 
-    with pytest.raises(
-        TypeError, match="FourierMultiplier, not Twice"
-    ):
+    with pytest.raises(TypeError, match="FourierMultiplier, not Twice"):
         certify(Twice(torch.eye(2)))
 
 

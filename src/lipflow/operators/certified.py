@@ -68,7 +68,7 @@ def certify(op: LinearOperator) -> CertifiedOperator:
     kind = _CERTIFIED.get(type(op))
     if kind is None:
         known = ", ".join(known.__name__ for known in _CERTIFIED)
-        raise TypeError(f"freeze takes the operators {known}, not {type(op).__name__}")
+        raise TypeError(f"freeze knows the operators {known}, and not {type(op).__name__}")
     dtype = torch.complex128 if op.weight.is_complex() else torch.float64
     weight = op.weight.detach().to("cpu", dtype).resolve_conj().clone(memory_format=torch.contiguous_format)
     return kind(op.with_weight(weight))
