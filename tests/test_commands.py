@@ -14,7 +14,8 @@ import torch
 
 import lipflow
 from lipflow import cli
-from lipflow.commands.parts import PartCache, with_progress_bar
+from lipflow.commands.parts import PartCache
+from lipflow.commands.terminal import with_progress_bar
 from lipflow.train.writer import images_pace
 from tests.processes import TIMEOUT_SECONDS, torchrun
 
