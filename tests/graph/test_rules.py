@@ -179,26 +179,6 @@ def test_addresses_tell_moves_from_computations(function):
         move(builder, function, (Node.of(builder.input((2,)), builder),), {}, view=False)
 
 
-REFUSED = {
-    "bilinear": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), "more than"),
-    "pad with a value": (lambda x: F.pad(x, (1, 1), value=1.0), "more than"),
-    "area": (lambda x: F.interpolate(x, size=3, mode="area"), "more than"),
-    "fold": (lambda x: F.fold(F.unfold(x, 3, padding=1), (6, 6), 3, padding=1), "no rule"),
-    "a product": (lambda x: x * x, "product of two values"),
-    "a quotient": (lambda x: 1 / x, "no rule|quotient"),
-    "a quotient of two": (lambda x: x / (1 + x.abs()), "quotient by a value"),
-    "a weight of the input": (lambda x: F.linear(x.flatten(1), x.flatten(1)), "weights depend on the input"),
-    "a matrix on many vectors": (lambda x: F.linear(x, constant(3, 6)), "flatten first"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_functions_without_a_bound_are_refused(name):
-    function, words = REFUSED[name]
-    with pytest.raises(LoweringError, match=words):
-        lower(Calls(function), IMAGES)
-
-
 def test_every_function_is_in_one_table():
     tables = [set(table) for table in (RULES, IN_PLACE, VIEWS, COPIES, FACTORIES, INSTEAD)]
     assert sum(map(len, tables)) == len(set.union(*tables))
