@@ -63,7 +63,7 @@ def test_list_models():
     ("call", "error", "words"),
     [
         (lambda: lipflow.build("cpl-xs"), ValueError, "there is no model 'cpl-xs'; there are cpl, cpl-s"),
-        (lambda: lipflow.build("cpl", depht=3), TypeError, "no size 'depht'; it has channels, depth"),
+        (lambda: lipflow.build("cpl", depht=3), TypeError, "no argument 'depht'; it has channels, depth"),
         (lambda: lipflow.build("cpl", in_shape=(32, 32)), ValueError, r"in_shape is .*not \(32, 32\)"),
         (lambda: lipflow.build("cpl", classes=1), ValueError, "at least 2 classes, not 1"),
         (lambda: lipflow.build("cpl", channels=2), ValueError, "channels=2 cannot hold the 3 channels"),
