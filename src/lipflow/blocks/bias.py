@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from lipflow.flows.weight import new_bias
+from lipflow.flows.weight import new_bias, require_positive
 
 
 class Bias(nn.Module):
@@ -10,8 +10,7 @@ class Bias(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        if channels < 1:
-            raise ValueError(f"channels must be at least 1, not {channels}")
+        require_positive(channels=channels)
         self.bias = new_bias(channels, channels)
 
     def forward(self, x: Tensor) -> Tensor:

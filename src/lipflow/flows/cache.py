@@ -30,16 +30,16 @@ class Cache:
         differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
         if training or differentiable or torch.compiler.is_compiling() or transformed():
             return compute()
-        if not all(map(in_memory, inputs)):
-            return compute()
         dtype, autocast = inputs[0].dtype, torch.is_autocast_enabled(inputs[0].device.type)
         return self.constant(compute, *inputs, key=(key, dtype, autocast))
 
     def constant(self, compute: Callable[[], Tensor], *inputs: Tensor, key: Hashable = None) -> Tensor:
         """compute(), without derivatives."""
+        if not all(map(in_memory, inputs)):
+            return compute()
         if self.value is not None and self._key == key and self._fits(inputs):
             return self.value
-        if not (may_keep() and all(map(in_memory, inputs))):
+        if not may_keep():
             return compute()
         with to_keep():
             self._inputs, self._key = tuple(t.detach().clone() for t in inputs), key

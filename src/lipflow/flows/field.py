@@ -7,7 +7,6 @@ points never grows (Meunier et al. 2022, Corollary 1).
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +22,7 @@ from lipflow.rounding import mul_up
 from lipflow.shapes import Shape
 
 
-class Parts(NamedTuple):
-    """W, b and σ of a potential with ∇f(x) = Wᵀσ(Wx + b)."""
-
-    op: LinearOperator
-    bias: Tensor | None
-    sigma: Nonlinearity
+Parts = tuple[LinearOperator, Tensor | None, Nonlinearity]  # W, b and σ of ∇f(x) = Wᵀσ(Wx + b)
 
 
 class Convex(nn.Module, ABC):
@@ -86,7 +80,7 @@ class ConvexPotential(Convex):
         return mul_up(self.sigma.high, mul_up(length, length))
 
     def parts(self, x: Tensor) -> Parts | None:
-        return Parts(self.weight(x), self.bias, self.sigma)
+        return self.weight(x), self.bias, self.sigma
 
     def extra_repr(self) -> str:
         return f"sigma={name_of(self.sigma)}, bias={self.bias is not None}"

@@ -81,11 +81,7 @@ def proximal(
 
 
 def cayley(
-    features: int,
-    kernel_size: int | None = None,
-    *,
-    in_size: tuple[int, int] | None = None,
-    h: float = 1.0,
+    features: int, kernel_size: int | None = None, *, in_size: tuple[int, int] | None = None, h: float = 1.0
 ) -> Flow:
     """The Cayley layer (I - hA/2)⁻¹(I + hA/2)x: dense, or a circular convolution with a `kernel_size`."""
     return Flow(Skew(_weight(features, features, kernel_size, "circular", in_size)), Midpoint(h))
