@@ -28,18 +28,17 @@ class Cache:
     def transform(self, compute: Callable[[], Tensor], *inputs: Tensor, training: bool, key: Hashable = None) -> Tensor:
         """compute(), differentiable in the inputs. Cached in evaluation, if no derivative can flow to the inputs."""
         differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
-        if training or differentiable or torch.compiler.is_compiling() or transformed():
+        numbers = not torch.compiler.is_compiling() and not transformed() and all(map(in_memory, inputs))
+        if training or differentiable or not numbers:
             return compute()
         dtype, autocast = inputs[0].dtype, torch.is_autocast_enabled(inputs[0].device.type)
         return self.constant(compute, *inputs, key=(key, dtype, autocast))
 
     def constant(self, compute: Callable[[], Tensor], *inputs: Tensor, key: Hashable = None) -> Tensor:
         """compute(), without derivatives."""
-        if not all(map(in_memory, inputs)):
-            return compute()
         if self.value is not None and self._key == key and self._fits(inputs):
             return self.value
-        if not may_keep():
+        if not (may_keep() and all(map(in_memory, inputs))):
             return compute()
         with to_keep():
             self._inputs, self._key = tuple(t.detach().clone() for t in inputs), key

@@ -21,7 +21,6 @@ from lipflow.primitives.nonlinearity import name_of
 from lipflow.rounding import mul_up
 from lipflow.shapes import Shape
 
-
 Parts = tuple[LinearOperator, Tensor | None, Nonlinearity]  # W, b and σ of ∇f(x) = Wᵀσ(Wx + b)
 
 
