@@ -308,7 +308,7 @@ MUTANTS = [
     Mutant(
         "tensors broadcast against channels that they do not fit",
         [Edit("primitives/primitive.py", "    if not fits:\n", "    if False:\n")],
-        [f"{SOUNDNESS}/test_forgeries.py", "-k", "fit or loading"],
+        [f"{SOUNDNESS}/test_forgeries.py", "-k", "fit or load"],
     ),
     Mutant(
         "a checker that lets tensors be broadcast",
@@ -330,7 +330,7 @@ MUTANTS = [
                 "square = sum(Fraction((a - b) ** 2) for",
             )
         ],
-        [f"{SOUNDNESS}/test_forgeries.py", "-k", "any_size"],
+        [f"{SOUNDNESS}/test_forgeries.py", "-k", "scores_of_any_size"],
     ),
     Mutant(
         "a checker that looks for pixels outside of the box in no image",

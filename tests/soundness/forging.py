@@ -3,7 +3,7 @@
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def sign(folder: Path, claims: Claims | None = None) -> None:
     (folder / certificate_file.CLAIMS).write_text(json.dumps(dict(stated, digest=certificate_file.digest(stated))))
 
 
-def changed(values: Any, path: tuple, change: Callable[[Any], Any]) -> Any:
+def changed(values: Any, path: Sequence, change: Callable[[Any], Any]) -> Any:
     """A copy of nested dicts and lists in which the entry at a path is changed."""
     values = inner = copy.deepcopy(values)
     *way, key = path
