@@ -1,7 +1,8 @@
-"""The contract: one list of layers, and the laws that every one of them obeys. A new layer costs one line here."""
+"""The contract: a list of layers, and the laws that each of them obeys. A new layer is one line here."""
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -9,17 +10,10 @@ from torch import Tensor, nn
 
 import lipflow
 from lipflow import blocks, testing
-from lipflow.flows import (
-    ConvexPlusSkew,
-    ConvexPotential,
-    ConvWeight,
-    DenseWeight,
-    Potential,
-    ReshapedScale,
-    Skew,
-    Weight,
-)
-from lipflow.models import Network
+from lipflow.flows import Flow, ReshapedScale
+from lipflow.flows.field import ConvexPlusSkew, ConvexPotential, Potential, Skew
+from lipflow.flows.step import ExplicitEuler, Exponential, ImplicitEuler, Midpoint, Split
+from lipflow.flows.weight import ConvWeight, DenseWeight, Weight
 
 
 class Layer(NamedTuple):
@@ -30,23 +24,31 @@ class Layer(NamedTuple):
     solved: bool = True  # an implicit layer cut short has the derivatives of the exact map, not its own
 
 
-def _quadratic() -> nn.Module:
-    """∇f of f(x) = ½xᵀHx with ‖H‖ = 2, to float32."""
+def quadratic() -> Potential:
+    """f(x) = ½xᵀHx with ‖H‖ = 2, to float32."""
     linear = nn.Linear(5, 5, bias=False)
     rows = torch.linalg.qr(torch.randn(5, 5)).Q
     linear.weight = nn.Parameter(rows.T @ torch.diag(torch.linspace(0, 2, 5)) @ rows, requires_grad=False)
-    return linear
+    return Potential(linear, 2.001)
 
 
-def _potential(sigma: str = "relu") -> ConvexPotential:
+def potential(sigma: str = "relu") -> ConvexPotential:
     return ConvexPotential(DenseWeight(6, 9), sigma)
 
 
-def _images(**options) -> ConvexPotential:
-    return ConvexPotential(ConvWeight(3, 4, **options))
+def conv_potential() -> ConvexPotential:
+    return ConvexPotential(ConvWeight(3, 4))
 
 
-def _scaled_skew() -> Skew:
+def skew(features: int) -> Skew:
+    return Skew(DenseWeight(features, features))
+
+
+def skew_conv(channels: int, **options) -> Skew:
+    return Skew(ConvWeight(channels, channels, **options))
+
+
+def scaled_skew() -> Skew:
     return Skew(ConvWeight(4, 4, groups=2), ReshapedScale(1.5))
 
 
@@ -64,20 +66,16 @@ LAYERS: dict[str, Layer] = {
     "proximal dense": Layer(lambda: lipflow.proximal(6, 9, h=3.0), (6,)),
     "proximal conv": Layer(lambda: lipflow.proximal(2, 3, 3), (2, 4, 5)),
     "proximal, 5 iterations": Layer(lambda: lipflow.proximal(6, 9, h=3.0, iterations=5), (6,), solved=False),
-    "midpoint, convex": Layer(lambda: lipflow.Flow(_potential("tanh"), lipflow.Midpoint(2.0)), (6,)),
-    "midpoint, convex conv": Layer(lambda: lipflow.Flow(_images(), lipflow.Midpoint()), (3, 4, 4)),
+    "midpoint, convex": Layer(lambda: Flow(potential("tanh"), Midpoint(2.0)), (6,)),
+    "midpoint, convex conv": Layer(lambda: Flow(conv_potential(), Midpoint()), (3, 4, 4)),
     "cayley dense": Layer(lambda: lipflow.cayley(6, h=2.0), (6,)),
     "cayley conv": Layer(lambda: lipflow.cayley(3, 3), (3, 5, 4)),
-    "implicit, skew": Layer(lambda: lipflow.Flow(Skew(DenseWeight(5, 5)), lipflow.ImplicitEuler(2.0)), (5,)),
-    "implicit, skew conv": Layer(
-        lambda: lipflow.Flow(Skew(ConvWeight(2, 2, padding_mode="circular")), lipflow.ImplicitEuler(2.0)), (2, 5, 4)
-    ),
+    "implicit, skew": Layer(lambda: Flow(skew(5), ImplicitEuler(2.0)), (5,)),
+    "implicit, skew conv": Layer(lambda: Flow(skew_conv(2, padding_mode="circular"), ImplicitEuler(2.0)), (2, 5, 4)),
     "soc dense": Layer(lambda: lipflow.soc(6, terms=6, h=3.0), (6,)),
     "soc conv": Layer(lambda: lipflow.soc(4, 3), (4, 5, 4)),
-    "soc conv, grouped": Layer(
-        lambda: lipflow.Flow(Skew(ConvWeight(4, 4, groups=2)), lipflow.Exponential(2.0, terms=8)), (4, 4, 5)
-    ),
-    "soc, scaled": Layer(lambda: lipflow.Flow(_scaled_skew(), lipflow.Exponential(1.0, terms=13)), (4, 3, 4)),
+    "soc conv, grouped": Layer(lambda: Flow(skew_conv(4, groups=2), Exponential(2.0, terms=8)), (4, 4, 5)),
+    "soc, scaled": Layer(lambda: Flow(scaled_skew(), Exponential(1.0, terms=13)), (4, 3, 4)),
     "soc, wider": Layer(lambda: lipflow.soc_conv(2, 4), (2, 4, 3)),
     "soc, narrower, strided": Layer(lambda: lipflow.soc_conv(1, 2, stride=2), (1, 4, 6)),
     "soc, 1×1": Layer(lambda: lipflow.soc_conv(3, 3, 1), (3, 3, 2)),
@@ -99,27 +97,13 @@ LAYERS: dict[str, Layer] = {
         lambda: lipflow.spectral_conv(2, 4, stride=2, padding=1, groups=2, padding_mode="circular"), (2, 4, 6)
     ),
     "reshaped normalisation": Layer(lambda: lipflow.reshaped_conv(2, 3, (3, 2), bias=False), (2, 4, 3)),
-    "explicit, skew": Layer(
-        lambda: lipflow.Flow(Skew(DenseWeight(5, 5)), lipflow.ExplicitEuler(1.0, expand=True)), (5,)
-    ),
-    "split": Layer(
-        lambda: lipflow.Flow(
-            ConvexPlusSkew(_potential(), Skew(DenseWeight(6, 6))),
-            lipflow.Split(lipflow.ExplicitEuler(), lipflow.Midpoint()),
-        ),
-        (6,),
-    ),
+    "explicit, skew": Layer(lambda: Flow(skew(5), ExplicitEuler(1.0, expand=True)), (5,)),
+    "split": Layer(lambda: Flow(ConvexPlusSkew(potential(), skew(6)), Split(ExplicitEuler(), Midpoint())), (6,)),
     "split, implicit": Layer(
-        lambda: lipflow.Flow(
-            ConvexPlusSkew(_images(), Skew(ConvWeight(3, 3))),
-            lipflow.Split(lipflow.ImplicitEuler(), lipflow.Exponential()),
-        ),
-        (3, 4, 5),
+        lambda: Flow(ConvexPlusSkew(conv_potential(), skew_conv(3)), Split(ImplicitEuler(), Exponential())), (3, 4, 5)
     ),
-    "any potential": Layer(lambda: lipflow.Flow(Potential(_quadratic(), 2.001), lipflow.ExplicitEuler()), (5,)),
-    "any potential, implicit": Layer(
-        lambda: lipflow.Flow(Potential(_quadratic(), 2.001), lipflow.ImplicitEuler()), (5,)
-    ),
+    "any potential": Layer(lambda: Flow(quadratic(), ExplicitEuler()), (5,)),
+    "any potential, implicit": Layer(lambda: Flow(quadratic(), ImplicitEuler()), (5,)),
     "maxmin": Layer(blocks.MaxMin, (4, 3, 3)),
     "groupsort": Layer(lambda: blocks.GroupSort(3), (6, 2, 3)),
     "groupsort, dense": Layer(lambda: blocks.GroupSort(2), (6,)),
@@ -152,35 +136,23 @@ LAYERS: dict[str, Layer] = {
         ),
         (2, 4, 4),
     ),
-    "cpl network": Layer(
-        lambda: lipflow.build(
-            "cpl-digits", classes=3, in_shape=(1, 4, 4), channels=2, depth=2, inner=3, features=4, lln=True
-        ),
-        (1, 4, 4),
-    ),
-    "mirrored network": Layer(
-        lambda: lipflow.build(
-            "cpl-fast", classes=3, in_shape=(1, 8, 8), channels=4, depth=(1, 1), inner=(2, 2), features=3, mirror=True
-        ),
-        (1, 8, 8),
-    ),
-    "soc network": Layer(
-        lambda: lipflow.build("soc-10", classes=3, in_shape=(1, 4, 4), channels=2, stages=2, block=1), (1, 4, 4)
-    ),
-    "soc+ network": Layer(
-        lambda: lipflow.build("soc+-10", classes=3, in_shape=(1, 4, 4), channels=2, stages=2, block=1), (1, 4, 4)
-    ),
-    "cayley network": Layer(
-        lambda: lipflow.build("cayley-kw3", classes=3, in_shape=(1, 4, 4), channels=2, hidden=4, features=2), (1, 4, 4)
-    ),
-    "bcop network": Layer(
-        lambda: lipflow.build("bcop-large", classes=3, in_shape=(1, 4, 4), channels=2, hidden=2, features=2, lln=True),
-        (1, 4, 4),
-    ),
 }
 
+# Networks by name, with the size of their images.
+NETWORKS: dict[str, tuple[str, int, dict[str, object]]] = {
+    "cpl network": ("cpl-digits", 4, dict(channels=2, depth=2, inner=3, features=4, lln=True)),
+    "mirrored network": ("cpl-fast", 8, dict(channels=4, depth=(1, 1), inner=(2, 2), features=3, mirror=True)),
+    "soc network": ("soc-10", 4, dict(channels=2, stages=2, block=1)),
+    "soc+ network": ("soc+-10", 4, dict(channels=2, stages=2, block=1)),
+    "cayley network": ("cayley-kw3", 4, dict(channels=2, hidden=4, features=2)),
+    "bcop network": ("bcop-large", 4, dict(channels=2, hidden=2, features=2, lln=True)),
+}
+for title, (name, size, options) in NETWORKS.items():
+    shape = (1, size, size)
+    LAYERS[title] = Layer(partial(lipflow.build, name, classes=3, in_shape=shape, **options), shape)
 
-# Layers that freeze refuses, and words of the refusal; all others can be frozen.
+
+# Layers that freeze refuses, and words of the error.
 REFUSED: dict[str, str] = {
     "cpl dense, tanh": "σ = tanh rounds",
     "cpl dense, softplus": "σ = softplus rounds",
@@ -202,7 +174,7 @@ def make(name: str, seed: int = 0, trained: bool = False) -> nn.Module:
 
 
 def train(layer: nn.Module, x: Tensor, steps: int = 5) -> None:
-    """Move every parameter, by a lot."""
+    """Move every parameter far from its initial value."""
     parameters = [p for p in layer.parameters() if p.requires_grad]
     if not parameters:
         return
@@ -232,11 +204,11 @@ def pairs_never_stretched(name: str) -> None:
 
 
 def gradients_are_right(name: str) -> None:
-    """Entry by entry; of images and networks along random directions. Trained, as a fresh orthogonal matrix has equal
-    singular values, and its norm no derivative."""
+    """Along random directions for images. Networks are trained, as a fresh orthogonal matrix has equal singular values,
+    and its norm no derivative."""
     if LAYERS[name].solved:
-        layer, shape = make(name, trained=isinstance(make(name), Network)), LAYERS[name].shape
-        testing.gradients_are_right(layer, shape, fast=len(shape) == 3)
+        shape = LAYERS[name].shape
+        testing.gradients_are_right(make(name, trained=name in NETWORKS), shape, fast=len(shape) == 3)
 
 
 def batches_and_layouts(name: str) -> None:
@@ -244,7 +216,7 @@ def batches_and_layouts(name: str) -> None:
 
 
 def adjoints_are_exact(name: str) -> None:
-    """⟨Wx, y⟩ = ⟨x, Wᵀy⟩ for every operator inside."""
+    """⟨Wx, y⟩ = ⟨x, Wᵀy⟩ for every operator of the layer."""
     layer, operators = make(name), []
     weights = [m for m in layer.modules() if isinstance(m, Weight | blocks.Parameterisation)]
     for weight in weights:
@@ -259,7 +231,7 @@ def adjoints_are_exact(name: str) -> None:
 
 
 def state_dict_round_trip(name: str) -> None:
-    """A trained layer's state, loaded into a fresh one that has seen no data, gives the same outputs bit for bit."""
+    """A fresh layer with the state of a trained one gives the same outputs, bit for bit."""
     trained, fresh = make(name, trained=True), make(name, seed=5)
     fresh.load_state_dict(trained.state_dict())
     x = inputs(name, 3, seed=6)
@@ -267,7 +239,7 @@ def state_dict_round_trip(name: str) -> None:
 
 
 def copies_are_independent(name: str) -> None:
-    """A deep copy computes the same, and training it leaves the original alone."""
+    """A deep copy computes the same, and training it leaves the original as it was."""
     layer = make(name)
     x = inputs(name, 3, seed=7)
     before, twin = layer(x), copy.deepcopy(layer)
@@ -277,7 +249,7 @@ def copies_are_independent(name: str) -> None:
 
 
 def training_is_finite(name: str) -> None:
-    """Training from float32 leaves every number finite, and evaluation changes no buffer."""
+    """Training in float32 leaves every number finite, and evaluation changes no buffer."""
     torch.manual_seed(0)
     layer = LAYERS[name].make()
     x = inputs(name, 8).float()

@@ -1,108 +1,92 @@
-"""Vertices of a graph of primitives, and nodes: tensors without numbers that stand for them.
+"""Vertices of a graph of primitives, and nodes: tensors without numbers that represent them.
 
-While a network is lowered it runs on a `Node` in the place of a batch. Functions of torch that meet a node are looked
-up in `lipflow.graph.rules` and return a node; nothing else can compute with one.
+While a network is lowered it runs on a `Node` instead of a batch. Functions of torch that are given a node are looked
+up in `lipflow.graph.table` and return a node; no other function can compute with one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lipflow.shapes import Shape
 
-IMAGES = 2  # a node stands for a batch of so many: with one image, `squeeze()` would drop the batch
+IMAGES = 2  # the size of the batch that a node represents: with one image, `squeeze()` would drop the batch
 
 
 class LoweringError(ValueError):
-    """A network cannot be lowered. It is no TypeError, as Python's operators take that for "try the other operand"."""
+    """A network cannot be lowered. Not a TypeError, after which Python's operators would try the other operand."""
 
 
 @dataclass(frozen=True, eq=False)
 class Vertex:
-    """One primitive applied to the values of other vertices: immutable, so consumers can hold it."""
+    """One primitive applied to the values of other vertices; immutable."""
 
     primitive: Any  # a lipflow.primitives.Primitive
     inputs: tuple[Vertex, ...]
     shape: Shape  # of one image
-    name: str  # the module that it comes from
+    name: str  # of the module that it comes from
 
     def __str__(self) -> str:
         return f"{self.primitive.kind} ({self.primitive.size})" + (f" at {self.name}" if self.name else "")
 
 
-class Maker(Protocol):
-    """What makes the vertices of a graph: `lipflow.graph.Builder`."""
-
-    dtype: torch.dtype
-
-    def vertex(self, primitive: Any, *inputs: Vertex) -> Vertex: ...
-
-    def constant(self, value: Tensor) -> Vertex: ...
-
-    def gather(self, index: Tensor, inputs: Sequence[Vertex]) -> Vertex: ...
-
-    def scatter(self, target: Vertex, places: Tensor, value: Vertex) -> Vertex: ...
-
-
 class Node(Tensor):
-    """A tensor (2, *shape) of NaN whose every computation is refused: a handle to a vertex.
+    """A handle to a vertex: a tensor (2, *shape) of NaN that raises when it is computed with.
 
-    A node is the value of a vertex, or a view: some places of another node, its base. In-place functions change the
-    base, so that all its views see it, as memory does.
+    A node has the value of a vertex, or it is a view of another node, its base. In-place functions change the base, so
+    that all its views change, as tensors with shared memory do.
     """
 
-    builder: Maker
+    builder: Any  # a lipflow.graph.Builder
     base: Node | None
-    places: Tensor | None  # of a view: where its entries are in the base
+    places: Tensor | None  # of a view: the positions of its entries in the base
     _value: Vertex  # of a view: its value when the base was `_base_value`
     _base_value: Vertex | None
 
     @staticmethod
-    def of(vertex: Vertex, builder: Maker) -> Node:
+    def of(vertex: Vertex, builder: Any) -> Node:
         node = Node._blank(vertex.shape, builder)
         node._value = vertex
         return node
 
     @staticmethod
-    def _blank(shape: Shape, builder: Maker) -> Node:
+    def _blank(shape: Shape, builder: Any) -> Node:
         node = torch.full((), torch.nan, dtype=builder.dtype).expand(IMAGES, *shape).as_subclass(Node)
         node.builder, node.base, node.places, node._base_value = builder, None, None, None
         return node
 
     def view_of(self, places: Tensor) -> Node:
-        """The view of some of its entries  # places: of the view's shape, int64."""
+        """The view of the entries at `places`, an int64 tensor of the shape of the view."""
         node = Node._blank(tuple(places.shape), self.builder)
         node.base, node.places = self, places
         return node
 
     @property
     def vertex(self) -> Vertex:
-        """Its value now."""
+        """Its current value."""
         if self.base is not None and self.places is not None and self._base_value is not self.base.vertex:
             self._base_value = self.base.vertex
             self._value = self.builder.gather(self.places, [self._base_value])
         return self._value
 
     def overwrite(self, vertex: Vertex) -> None:
-        """What an in-place function does."""
+        """Replace the value, as an in-place function does."""
         if self.base is None or self.places is None:
             self._value = vertex
         else:
             self.base.overwrite(self.builder.scatter(self.base.vertex, self.places, vertex))
 
-    # Only what bypasses the lowering mode arrives here: threads, jit, vmap, `.data` and the like.
-
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
 
+    # Called only by functions that bypass the lowering mode: threads, jit, vmap, `.data` and others.
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise LoweringError(
-            f"{func} computes outside of what lowering sees (another thread, jit, vmap, .data, a Tensor constructor); "
+            f"{func} computes outside of the lowering mode (another thread, jit, vmap, .data, a Tensor constructor); "
             "call plain functions of torch"
         )
 

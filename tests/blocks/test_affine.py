@@ -85,7 +85,7 @@ def test_shift_adds_its_bias_and_is_an_isometry():
         (lambda: blocks.Bias(3)(torch.zeros(2, 4)), r"takes \(batch, 3, …\), not \(2, 4\)"),
         (lambda: blocks.TakeChannels(4)(torch.zeros(2, 3)), "cannot widen an input of 3 channels"),
         (lambda: blocks.TakeChannels(0), "at least 1, not 0"),
-        (lambda: lipflow.ReshapedScale(0.0), "finite factor above 0, not 0.0"),
+        (lambda: lipflow.ReshapedScale(0.0), "finite number above 0, not 0.0"),
     ],
 )
 def test_bad_input_is_answered(call, words):

@@ -184,11 +184,13 @@ def test_the_function_is_called_once():
         return 2 * p
 
     for k in range(3):
-        assert torch.equal(cache.transform(double, p, key="a"), 2 * p)
+        assert torch.equal(cache.transform(double, p, training=False, key="a"), 2 * p)
         assert len(calls) == 1 + k
-        assert cache.transform(double, p, key="a") is cache.transform(double, p, key="a")
+        assert cache.transform(double, p, training=False, key="a") is cache.transform(
+            double, p, training=False, key="a"
+        )
         p += 1
-    cache.transform(double, p, key="b")
+    cache.transform(double, p, training=False, key="b")
     assert len(calls) == 4, "another question has another answer"
 
 

@@ -168,7 +168,7 @@ def _skew(**options) -> Skew:
         (lambda: Flow(_skew(), ExplicitEuler(1.0)), TypeError, "would stretch by √"),
         (lambda: Flow(_skew(), ExplicitEuler(expand=True)), TypeError, "give h and expand=True"),
         (lambda: Flow(ConvexPlusSkew(_convex(), _skew()), Midpoint()), TypeError, r"a ConvexPlusSkew takes Split\("),
-        (lambda: Flow(_convex(), Split(ExplicitEuler(), Midpoint())), TypeError, r"it steps through ConvexPlusSkew\("),
+        (lambda: Flow(_convex(), Split(ExplicitEuler(), Midpoint())), TypeError, r"it needs ConvexPlusSkew\("),
         (lambda: Flow(_skew(padding_mode="zeros"), Midpoint()), TypeError, "padding_mode='circular'"),
         (lambda: Flow(_skew(kernel_size=2), Exponential()), ValueError, "odd kernel, not 2×2"),
         (lambda: Flow(_skew(stride=2), Exponential()), ValueError, "stride 1 and padding 'same'"),

@@ -153,20 +153,11 @@ def _flip_a_bit(path):
     path.write_bytes(content)
 
 
-def _another_step(path):
-    """The older checkpoint under the newer one's name, with a digest that matches."""
-    older = path.with_name("step-00000001.safetensors")
-    path.write_bytes(older.read_bytes())
-    digest = older.with_suffix(".sha256").read_text()
-    path.with_suffix(".sha256").write_text(digest.replace(older.name, path.name))
-
-
 @pytest.mark.parametrize(
     "damage",
     [
         _truncate,
         _flip_a_bit,
-        _another_step,
         lambda path: path.unlink(),
         lambda path: path.write_bytes(b""),
         lambda path: path.with_suffix(".sha256").write_text(""),

@@ -1,9 +1,9 @@
-"""The one rule for all functions that only move numbers: run them on addresses, and read off where each entry went.
+"""The rule of all functions that only move numbers: run them on addresses, and read where each entry came from.
 
-Note [addresses]. Every entry of the inputs gets a number of its own, its address, and zero stays zero. A function that
-only moves numbers returns addresses and zeros, from which the index of one `Gather` is read. The two images of a node
-get addresses in opposite order, and with a random part each. So a function that compares entries treats the two images
-differently, and one that computes returns numbers that are no addresses: both are noticed and refused.
+Note [addresses]. Every entry of the inputs gets a number of its own, its address; zeros stay zero. A function that only
+moves numbers returns addresses and zeros, which are the index of one `Gather`. The two images of a node get addresses
+in opposite order, each with a random part. So a function that compares entries moves the two images differently, and a
+function that computes returns numbers that are not addresses: both are refused.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,24 +15,24 @@ from torch import Tensor
 from lipflow.graph.graph import Builder
 from lipflow.node import IMAGES, LoweringError, Node, Vertex
 
-SPACING = 2**20  # between addresses, half of it random; fewer bits where there are many entries
+SPACING = 2**20  # between addresses, half of it random; less where there are many entries
 EXACT_BITS = 52  # integers below 2⁵² are exact in float64
 
 
 def move(
     builder: Builder, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], view: bool
 ) -> Any:
-    """Apply a function that only moves numbers to nodes and constants. A `view` shares the memory of its input."""
+    """Apply a function that only moves numbers. The result of a `view` shares the memory of its input."""
     addresses = Addresses(builder, [*tensors_in(args), *tensors_in(kwargs)])
     result = function(*addresses.swap(args), **addresses.swap(kwargs))
     if view and len(addresses.sources) == 1:
         base = nodes_in((args, kwargs))[0]
-        return _map_tensors(result, lambda t: base.view_of(addresses.index(t)))
-    return _map_tensors(result, lambda t: Node.of(addresses.read(t), builder))
+        return map_tensors(result, lambda t: base.view_of(addresses.index(t)))
+    return map_tensors(result, lambda t: Node.of(addresses.read(t), builder))
 
 
 def assign(builder: Builder, target: Tensor, index: Any, value: Any) -> Vertex:
-    """What `target[index] = value` makes of the target."""
+    """The value of `target` after `target[index] = value`."""
     shape = torch.zeros(tuple(target.shape))[index].shape
     if not isinstance(value, Node):
         value = torch.as_tensor(value, dtype=torch.float64).expand(shape)
@@ -47,7 +47,7 @@ class Addresses:
 
     def __init__(self, builder: Builder, tensors: Sequence[Tensor]) -> None:
         self.builder = builder
-        sources: dict[int, tuple[Vertex, Tensor | None]] = {}  # by id of a tensor: its vertex, and where it is zero
+        sources: dict[int, tuple[Vertex, Tensor | None]] = {}  # by id of a tensor: its vertex, and a mask of its zeros
         for t in tensors:
             if isinstance(t, Node):
                 sources[id(t)] = t.vertex, None
@@ -68,17 +68,17 @@ class Addresses:
             self.addresses[key] = addresses if zero is None else addresses.masked_fill(zero, 0.0)
 
     def swap(self, value: Any) -> Any:
-        """Arguments with addresses in the place of numbers."""
-        return _map_tensors(value, lambda t: self.addresses.get(id(t), t))
+        """Arguments with addresses instead of numbers."""
+        return map_tensors(value, lambda t: self.addresses.get(id(t), t))
 
     def read(self, result: Tensor) -> Vertex:
-        """The vertex whose entries have these addresses."""
+        """The vertex whose entries are at these addresses."""
         return self.builder.gather(self.index(result), self.sources)
 
     def index(self, result: Tensor) -> Tensor:
-        """Where each entry comes from: its place in the sources, one after the other; -1 for a zero."""
+        """The position of each entry in the concatenated sources; -1 for a zero."""
         if result.dtype != torch.float64:
-            raise LoweringError(f"its result is {result.dtype}; float32 and float64 are known")
+            raise LoweringError(f"its result is {result.dtype}, and not float32 or float64")
         if result.ndim < 1 or len(result) != IMAGES:
             raise LoweringError(f"it mixes the images of a batch: its result has shape {tuple(result.shape)}")
         first, second = result.reshape(IMAGES, -1)
@@ -88,18 +88,15 @@ class Addresses:
         if not bool((zero | moved).all()):
             if bool(torch.isin(first, self.known[1]).any() | torch.isin(second, known).any()):
                 raise LoweringError("it mixes the images of a batch")
-            raise LoweringError("it does more than to move numbers, for these arguments")
-        index = torch.where(zero, -1, index)
-        return index.reshape(result.shape[1:])
+            raise LoweringError("it does more than move numbers, for these arguments")
+        return torch.where(zero, -1, index).reshape(result.shape[1:])
 
 
 def _constant(t: Tensor) -> Tensor:
-    """What a plain tensor contributes to a node: one image, with NaN where its two images differ."""
+    """One image of a plain tensor, with NaN where its two images differ."""
     t = t.detach().to("cpu", torch.float64)
     if t.ndim < 1 or len(t) != IMAGES:
-        raise LoweringError(
-            f"a constant of shape {tuple(t.shape)} meets a batch of {IMAGES} images in a way that is not known"
-        )
+        raise LoweringError(f"a constant of shape {tuple(t.shape)} does not fit a batch of {IMAGES} images")
     return torch.where(t[0] == t[1], t[0], torch.nan)
 
 
@@ -117,12 +114,13 @@ def nodes_in(value: Any) -> list[Node]:
     return [t for t in tensors_in(value) if isinstance(t, Node)]
 
 
-def _map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
+def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Apply a function to the tensors in nested lists, tuples and dicts."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, dict):
-        return {key: _map_tensors(inner, function) for key, inner in value.items()}
+        return {key: map_tensors(inner, function) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        inner = [_map_tensors(v, function) for v in value]
+        inner = [map_tensors(v, function) for v in value]
         return inner if isinstance(value, list) else tuple(inner)
     return value

@@ -1,17 +1,19 @@
-"""Constants of a graph, from its input to every vertex: L, E, and the norms that are reached; and pairs of classes.
+"""Constants of a graph, from its input to every vertex: L, E and reach; and the constants of pairs of classes.
 
 Let f_v be the exact map from the input of a network to vertex v, and f̂_v what is computed. Over the box [low, high]ᵈ,
 
     L_v = lipschitz(L of the inputs),    E_v = lipschitz(E of the inputs) + the vertex's own error,
     ‖f̂_v(x)‖ ≤ X_v = ‖f̂_v(c)‖ + L_v·r + 4E_v,    c the centre of the box and r the distance of its corners,
 
-bound the Lipschitz constant of f_v, ‖f̂_v - f_v‖, and what the consumers of v are fed. Proofs: docs/soundness.md.
+bound the Lipschitz constant of f_v, ‖f̂_v - f_v‖, and the norms of the inputs of the next vertices. Proofs:
+docs/soundness.md.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from typing import NamedTuple, SupportsFloat
 
 import torch
@@ -40,17 +42,17 @@ from lipflow.rounding import (
 
 Domain = tuple[float, float]
 UNIT: Domain = (0.0, 1.0)
-MOST_ENTRIES = 2**24  # classes times entries of a vertex, up to which pairs of classes are carried backwards
+MAX_ENTRIES = 2**24  # classes times entries of a vertex, up to which pairs of classes are carried backwards
 
 
 class Constants(NamedTuple):
-    """What is known of one vertex, each number rounded up."""
+    """The constants of one vertex, rounded up."""
 
     lipschitz: float  # from the input of the network to the vertex
-    error: float  # likewise, of what is computed against the exact map
+    error: float  # of the computed value, against the exact map
     reach: float  # the norm of the computed value
-    stretch: float  # the constant of its primitive, for inputs that are all as far apart, but for constants
-    added: float  # the error that it adds itself
+    stretch: float  # the constant of its primitive, for inputs at equal distances; 0 for constant inputs
+    added: float  # the error that its primitive adds
 
 
 @dataclass(frozen=True)
@@ -77,16 +79,16 @@ def fold(
 ) -> Fold:
     """Fold the constants of a graph, with `norm` for the norms of operators: a bound, or an estimate.
 
-    With `rounding`, for a certified graph, errors count the rounding of what is executed; without it they are those
-    that are left in real arithmetic, such as what an iteration leaves unsolved.
+    With `rounding`, for a certified graph, errors include the rounding of the program; without it they are those of
+    real arithmetic, such as the unsolved part of an iteration.
     """
-    once = _once(norm)
+    once = cache(lambda op: float(norm(op)))
     centre, radius = box(domain, graph.in_shape)
     start = torch.full((1, *graph.in_shape), centre, dtype=torch.float64)
     known: dict[int, Constants] = {}
     for vertex, value in zip(graph.vertices, graph.values(start), strict=True):
         if vertex is graph.vertices[0]:
-            # Pixels so small that the processor reads them as 0, in float32 too.
+            # Some processors read subnormal pixels as 0, those of float32 too.
             added = Fraction(size(vertex), 2**126) if rounding else Fraction(0)
             lipschitz, stretch, error = 1.0, 1.0, up(added)
         else:
@@ -98,27 +100,15 @@ def fold(
             error = math.inf if added is None or math.isinf(carried) else up(Fraction(carried) + added)
         widest = norm_up(value)
         if rounding and math.isinf(widest):
-            raise LoweringError(f"{vertex} gives numbers that are not finite")
+            raise LoweringError(f"{vertex} gives NaN or infinite numbers")
         reach = math.inf
         if all(map(math.isfinite, (widest, lipschitz, error))):
             reach = up((Fraction(widest) + Fraction(lipschitz) * radius + 4 * Fraction(error)) * (1 + SLACK))
-        if rounding and reach > RANGE:  # of the output too, which no other vertex takes
+        if rounding and reach > RANGE:  # checked for the output too, which is the input of no vertex
             raise LoweringError(f"{vertex}: its numbers may be beyond float64; use smaller weights and biases")
         known[id(vertex)] = Constants(lipschitz, error, reach, stretch, math.inf if added is None else up(added))
     constants = tuple(known[id(vertex)] for vertex in graph.vertices)
     return Fold(constants, pairs_of(graph, [k.lipschitz for k in constants], once))
-
-
-def _once(norm: Callable[[LinearOperator], SupportsFloat]) -> Norm:
-    """A norm function that looks at an operator once."""
-    known: dict[int, float] = {}
-
-    def of(op: LinearOperator) -> float:
-        if id(op) not in known:
-            known[id(op)] = float(norm(op))
-        return known[id(op)]
-
-    return of
 
 
 def box(domain: Domain, shape: Sequence[int]) -> tuple[float, Fraction]:
@@ -156,11 +146,9 @@ def _added(vertex: Vertex, norm: Norm, reaches: Sequence[float], rounding: bool)
         raise LoweringError(f"{vertex}: {error}") from error
 
 
-# Pairs of classes: Note [pairs]
-#
-# f_i - f_j = (e_i - e_j)·f. Carry the rows M, from the identity at the output, backwards: through a matrix W they
-# become MW, through a scale or a sum they are scaled, through a gather they are scattered; rows that reach a vertex by
-# several ways add up. Elsewhere the way ends, at a vertex v with (M_i - M_j)·f_v, which is ‖M_i - M_j‖·L_v-Lipschitz.
+# Note [pairs]: f_i - f_j = (e_i - e_j)·f. The rows M, from the identity at the output, are carried backwards: through a
+# matrix W they become MW, through a scale or a sum they are scaled, through a gather they are scattered; rows that reach
+# a vertex on several paths add up. Other vertices v end a path with (M_i - M_j)·f_v, which is ‖M_i - M_j‖·L_v-Lipschitz.
 # Each row has a bound on the error of its computation.
 
 
@@ -175,7 +163,7 @@ def pairs_of(graph: Graph, lipschitz: Sequence[float], norm: Norm) -> Tensor:
         if id(vertex) not in carried:
             continue
         rows, errors = carried.pop(id(vertex))
-        steps = _back(vertex, rows, norm) if classes * size(vertex) <= MOST_ENTRIES else None
+        steps = _back(vertex, rows, norm) if classes * size(vertex) <= MAX_ENTRIES else None
         if steps is None:
             either = torch.tensor([[up(a + b) for a in errors] for b in errors], dtype=torch.float64)
             apart = above(row_distances(rows) + either)
@@ -201,8 +189,8 @@ Step = tuple[Vertex, Tensor, Fraction, Fraction]
 
 
 def _back(vertex: Vertex, rows: Tensor, norm: Norm) -> list[Step] | None:
-    """Rows on a vertex as rows on its inputs; with the factor by which errors grow, and what rounding adds to them
-    for each unit of a row's length. None where the vertex is not linear."""
+    """Rows on a vertex as rows on its inputs, with the factor by which errors grow, and the rounding error for each
+    unit of a row's length. None where the vertex is not linear."""
     p = vertex.primitive
     if isinstance(p, Constant):
         return []
@@ -233,7 +221,7 @@ def _matrix(op: LinearOperator) -> Tensor | None:
 
 
 def selects(rows: Tensor) -> bool:
-    """Whether every row has one entry at most, and that a power of two: then no product with a matrix rounds."""
+    """Whether every row has at most one entry, a power of two: then no product with a matrix rounds."""
     mantissa = torch.frexp(rows).mantissa.abs()
     return bool(((mantissa == 0) | (mantissa == 0.5)).all()) and int((rows != 0).flatten(1).sum(1).max()) <= 1
 
@@ -242,12 +230,12 @@ def row_distances(rows: Tensor) -> Tensor:
     """‖wᵢ - wⱼ‖ for all pairs of rows, rounded up  # (classes, classes), float64."""
     w = rows.detach().to("cpu", torch.float64).flatten(1)
     if not bool(torch.isfinite(w).all()):
-        raise ValueError("the last layer has NaN or infinite weights, so no pair of its rows has a distance")
-    features = min(w.shape[1], 2 * int((w != 0).sum(1).max()))  # a zero is added exactly
+        raise ValueError("the last layer has NaN or infinite weights")
+    features = min(w.shape[1], 2 * int((w != 0).sum(1).max()))  # zeros add without rounding
     scale = power_of_two(float(w.abs().max())) or 1.0
     w = w / scale
-    # The difference and its square round once each, the sum at most γ_features, the root once; a square that
-    # underflows loses at most 2⁻¹⁰²², so that a root loses at most 2⁻⁵¹¹ for each of them, and so does the scaling.
+    # The difference and its square round once each, the sum by γ_features at most, the root once. A square that
+    # underflows loses at most 2⁻¹⁰²², so that a root loses at most 2⁻⁵¹¹ for each, and so does the scaling.
     inflate, underflow = up(1 + gamma(features + 8)), up(Fraction(features + 2, 2**511))
     distances = torch.stack([(w - row).square().sum(1).sqrt() for row in w]) * inflate + underflow
     return above(above(distances) * scale).fill_diagonal_(0.0)

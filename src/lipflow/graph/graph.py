@@ -1,10 +1,11 @@
-"""A graph of primitives: how it is built, each content once, and how it runs."""
+"""A graph of primitives: how it is built, without duplicates, and how it runs."""
 
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +16,7 @@ from lipflow.operators.certified import CertifiedOperator, certify
 from lipflow.primitives import Constant, Gather, Input, Primitive, Sum
 from lipflow.shapes import Shape
 
-T = TypeVar("T")
-SAMPLE = 64  # entries that tell most tensors apart
+SAMPLE_ENTRIES = 64  # of a tensor, in the key by which equal tensors are found
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Graph:
     """Vertices in an order in which each comes after its inputs: the input first, the output last."""
 
     vertices: tuple[Vertex, ...]
-    note: str = ""  # how it was obtained, where that is worth saying
+    note: str = ""  # on how it was obtained
 
     @property
     def in_shape(self) -> Shape:
@@ -44,7 +44,7 @@ class Graph:
 
 
 def values(vertices: Sequence[Vertex], known: dict[int, Tensor]) -> Iterator[Tensor]:
-    """The values of vertices, each after its inputs or `known` by id; a value is dropped after its last use."""
+    """The values of vertices, in an order of evaluation, given those `known` by id; values are freed after last use."""
     held, last_use = dict(known), {id(v): i for i, vertex in enumerate(vertices) for v in (*vertex.inputs, vertex)}
     for i, vertex in enumerate(vertices):
         if id(vertex) not in held:
@@ -61,7 +61,7 @@ def last_value(vertices: Sequence[Vertex], known: dict[int, Tensor]) -> Tensor:
 
 
 def in_order(start: Vertex, outputs: Iterable[Vertex]) -> tuple[Vertex, ...]:
-    """All vertices that some others need, inputs before their consumers: `start` first, the last output last."""
+    """The vertices that `outputs` depend on, inputs before outputs: `start` first, the last output last."""
     order: dict[int, Vertex] = {id(start): start}
     for output in outputs:
         waiting = [output]
@@ -77,9 +77,9 @@ def in_order(start: Vertex, outputs: Iterable[Vertex]) -> tuple[Vertex, ...]:
 
 
 class Builder:
-    """Makes vertices, each content once: equal tensors, operators, primitives and vertices are the same object.
+    """Makes vertices. Equal tensors, operators, primitives and vertices are the same object.
 
-    All numbers are held in float64. `dtype` is that of the network that is lowered.
+    All numbers are stored in float64. `dtype` is that of the network that is lowered.
     """
 
     start: Vertex
@@ -98,7 +98,7 @@ class Builder:
         return self.vertex(Constant(value))
 
     def vertex(self, primitive: Primitive, *inputs: Vertex, name: str | None = None) -> Vertex:
-        """A primitive applied to vertices; what only moves numbers, and sums, is brought into a normal form."""
+        """A primitive applied to vertices; rearrangements and sums in normal form."""
         if isinstance(primitive, Gather):
             return self.gather(primitive.index, inputs, name)
         if isinstance(primitive, Sum):
@@ -114,48 +114,32 @@ class Builder:
         return self._vertices[key]
 
     def gather(self, index: Tensor, inputs: Sequence[Vertex], name: str | None = None) -> Vertex:
-        """A Gather, of vertices that are none themselves, each once and each needed; or its only input, as it is."""
-        sources: dict[int, tuple[Vertex, int]] = {}  # by id, where its entries begin
-        total = 0
-
-        def begin(vertex: Vertex) -> int:
-            nonlocal total
-            if id(vertex) not in sources:
-                sources[id(vertex)] = vertex, total
-                total += size(vertex)
-            return sources[id(vertex)][1]
-
-        parts = []
-        for vertex in inputs:
-            if isinstance(vertex.primitive, Gather):
-                starts = torch.tensor([begin(v) for v in vertex.inputs])
-                inner, firsts = vertex.primitive.index.flatten(), _firsts(vertex.primitive.sizes)
-                source = torch.bucketize(inner.clamp_min(0), firsts, right=True) - 1
-                parts.append(torch.where(inner < 0, inner, inner - firsts[source] + starts[source]))
-            else:
-                parts.append(torch.arange(size(vertex)) + begin(vertex))
-        address = torch.cat(parts)
-        index = torch.where(index < 0, index, address[index.clamp_min(0)])
-        # Leave out what no entry is taken from.
-        used = index[index >= 0].bincount(minlength=total)
-        kept = [(v, first) for v, first in sources.values() if bool(used[first : first + size(v)].any())]
-        kept = kept or [next(iter(sources.values()))]
-        firsts, moved = torch.tensor([first for _, first in kept]), _firsts([size(v) for v, _ in kept])
-        source = torch.bucketize(index.clamp_min(0), firsts, right=True) - 1
-        index = torch.where(index < 0, index, index - firsts[source.clamp_min(0)] + moved[source.clamp_min(0)])
-        primitive = Gather(index, [size(v) for v, _ in kept])
-        if primitive.in_order and tuple(index.shape) == kept[0][0].shape:
-            return kept[0][0]
-        return self._vertex(primitive, tuple(v for v, _ in kept), name)
+        """A Gather of vertices that are not gathers, each once and each needed; or its only input, unchanged."""
+        inner = [v.inputs if isinstance(v.primitive, Gather) else (v,) for v in inputs]
+        sources = list(dict.fromkeys(v for vertices in inner for v in vertices))
+        places, parts = _places(sources), []
+        for vertex, vertices in zip(inputs, inner, strict=True):
+            part = torch.cat([places[v] for v in vertices])
+            parts.append(
+                _take(part, vertex.primitive.index.flatten()) if isinstance(vertex.primitive, Gather) else part
+            )
+        index = _take(torch.cat(parts), index)
+        counts = index[index >= 0].bincount(minlength=sum(map(size, sources)))
+        needed = [v for v in sources if bool(counts[places[v]].any())] or sources[:1]
+        new = _places(needed)
+        primitive = Gather(_take(torch.cat([new.get(v, places[v]) for v in sources]), index), list(map(size, needed)))
+        if primitive.in_order and tuple(index.shape) == needed[0].shape:
+            return needed[0]
+        return self._vertex(primitive, tuple(needed), name)
 
     def scatter(self, target: Vertex, places: Tensor, value: Vertex) -> Vertex:
-        """A vertex with another one written to some of its places."""
+        """The target with a value written to some of its places."""
         index = torch.arange(size(target))
         index[places.flatten()] = size(target) + torch.arange(size(value))
         return self.gather(index.reshape(target.shape), [target, value])
 
     def sum(self, terms: Iterable[tuple[float, Vertex]], name: str | None = None) -> Vertex:
-        """A Sum, in which a vertex comes once and a multiple is a coefficient; or its only term, as it is."""
+        """A Sum of vertices, each once, with multiples as coefficients; or its only term, unchanged."""
         coefficients: dict[int, float] = {}
         vertices: dict[int, Vertex] = {}
         for c, vertex in terms:
@@ -181,23 +165,25 @@ class Builder:
             self._objects[key] = primitive if same else dataclasses.replace(primitive, **values)
         return self._objects[key]
 
-    def _interned(self, value: T) -> T:
+    def _interned(self, value: Any) -> Any:
         """The first tensor or operator of the same content."""
-        found: Any = value
         if isinstance(value, Tensor):
-            found = self._tensor(value)
-        elif isinstance(value, LinearOperator) and not isinstance(value, CertifiedOperator):
-            weight = self._tensor(value.weight)
-            key = (type(value), repr(value.geometry), id(weight))
-            if key not in self._objects:
-                self._objects[key] = value if weight is value.weight else value.with_weight(weight)
-            found = self._objects[key]
-        return found
+            return self._tensor(value)
+        if not isinstance(value, LinearOperator) or isinstance(value, CertifiedOperator):
+            return value
+        weight = self._tensor(value.weight)
+        key = (type(value), repr(value.geometry), id(weight))
+        if key not in self._objects:
+            self._objects[key] = value if weight is value.weight else value.with_weight(weight)
+        return self._objects[key]
 
     def _tensor(self, tensor: Tensor) -> Tensor:
-        tensor = _held(tensor)
+        dtype = tensor.dtype
+        if tensor.is_complex() or tensor.is_floating_point():
+            dtype = torch.complex128 if tensor.is_complex() else torch.float64
+        tensor = tensor.detach().to("cpu", dtype).resolve_conj()
         flat = tensor.reshape(-1)
-        sample = flat[:: max(1, len(flat) // SAMPLE)]
+        sample = flat[:: max(1, len(flat) // SAMPLE_ENTRIES)]
         key = (tuple(tensor.shape), tensor.dtype, sample.numpy().tobytes())
         alike = self._tensors.setdefault(key, [])
         for other in alike:
@@ -207,12 +193,6 @@ class Builder:
         return tensor
 
 
-def _held(t: Tensor) -> Tensor:
-    """A tensor on the CPU, and its numbers in float64."""
-    dtype = torch.complex128 if t.is_complex() else torch.float64 if t.is_floating_point() else t.dtype
-    return t.detach().to("cpu", dtype).resolve_conj()
-
-
 def _key(value: Any) -> Hashable:
     if isinstance(value, list):
         return tuple(value)
@@ -220,30 +200,29 @@ def _key(value: Any) -> Hashable:
 
 
 def size(vertex: Vertex) -> int:
-    """How many entries a value has."""
+    """The number of entries of a value."""
     return torch.Size(vertex.shape).numel()
 
 
-def _firsts(sizes: Sequence[int]) -> Tensor:
-    """Where each of some parts begins, one after the other."""
-    return torch.tensor([0, *sizes[:-1]]).cumsum(0)
+def _places(vertices: Sequence[Vertex]) -> dict[Vertex, Tensor]:
+    """The positions of the entries of each vertex, one vertex after the other."""
+    sizes = [size(v) for v in vertices]
+    return dict(zip(vertices, torch.arange(sum(sizes)).split(sizes), strict=True))
+
+
+def _take(values: Tensor, index: Tensor) -> Tensor:
+    """values[index], and -1 where the index is -1."""
+    return torch.where(index < 0, index, values[index.clamp_min(0)])
 
 
 def certified(graph: Graph) -> Graph:
     """The same graph in certified arithmetic: float64, every operator's norm bounded once."""
-    builder, cache = Builder(torch.float64), {}
-
-    def once(op: LinearOperator) -> CertifiedOperator:
-        if id(op) not in cache:
-            cache[id(op)] = certify(op)
-        return cache[id(op)]
-
-    new: dict[int, Vertex] = {}
+    builder, once = Builder(torch.float64), cache(certify)
+    new: dict[Vertex, Vertex] = {}
     for vertex in graph.vertices:
         try:
             primitive = vertex.primitive.certified(once)
         except (TypeError, ValueError) as error:
             raise LoweringError(f"{vertex.name or 'the network'}: {error}") from error
-        new[id(vertex)] = builder.vertex(primitive, *(new[id(v)] for v in vertex.inputs), name=vertex.name)
-    start, output = new[id(graph.vertices[0])], new[id(graph.output)]
-    return Graph(in_order(start, [output]), graph.note)
+        new[vertex] = builder.vertex(primitive, *(new[v] for v in vertex.inputs), name=vertex.name)
+    return Graph(in_order(new[graph.vertices[0]], [new[graph.output]]), graph.note)

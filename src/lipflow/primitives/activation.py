@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lipflow.primitives.linear import float64
-from lipflow.primitives.primitive import Certify, Norm, Primitive, require, require_shape
+from lipflow.primitives.primitive import Norm, Primitive, require, require_shape
 from lipflow.rounding import TINY, gamma, in_range
 from lipflow.shapes import Shape
 
@@ -64,6 +63,7 @@ class Householder(Primitive):
     """x - 2v·relu(v·x) on the pairs (i, i + C/2), with stored v = (-sine, cosine). L = max(1, 2‖v‖² - 1)."""
 
     kind = "householder"
+    reason = "2‖v‖² - 1 of the stored directions"
     sine: Tensor
     cosine: Tensor
 
@@ -96,16 +96,6 @@ class Householder(Primitive):
         size = (1 + 2 * self.square) * reaches[0]
         underflow = 8 * entries * TINY * (1 + 2 * self.square)
         return in_range((gamma(2) * 2 * self.square + gamma(4)) * size + underflow)
-
-    def certified(self, certify: Certify) -> Primitive:
-        sine, cosine = float64(self.sine), float64(self.cosine)
-        assert sine is not None
-        assert cosine is not None
-        return Householder(sine, cosine)
-
-    @property
-    def how(self) -> str:
-        return "2‖v‖² - 1 of the stored directions"
 
     @property
     def size(self) -> str:

@@ -1,4 +1,4 @@
-"""A map whose constant is declared: it can be bounded, and not run in certified arithmetic."""
+"""A map whose Lipschitz constant is declared: it can be bounded, but not run in certified arithmetic."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +36,7 @@ class Declared(Primitive):
     """
 
     kind = "declared"
+    reason = "declared"
     name: str
     function: Callable[[Tensor], Tensor]
     constant: Constant
@@ -59,7 +60,3 @@ class Declared(Primitive):
             f"{self.name} has a declared bound, which lipschitz_bound takes; freeze cannot run it in certified "
             "arithmetic, as its rounding error is unknown"
         )
-
-    @property
-    def how(self) -> str:
-        return "declared"

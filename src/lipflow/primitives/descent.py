@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lipflow.operators import LinearOperator
 from lipflow.operators.certified import CertifiedOperator
-from lipflow.primitives.linear import add_bias, affine_error, bias_norm, float64
+from lipflow.primitives.linear import add_bias, affine_error, bias_norm
 from lipflow.primitives.nonlinearity import EXACT, NONLINEARITIES, Nonlinearity, name_of
-from lipflow.primitives.primitive import Certify, Norm, Primitive, require, require_operator, require_shape, size_of
+from lipflow.primitives.primitive import Certify, Norm, Primitive, float64, require, require_operator, require_shape
 from lipflow.rounding import TINY, U, down, gamma, in_range, mul_up, norm_up, sqrt_up, up
 from lipflow.shapes import Shape
 
@@ -63,10 +63,6 @@ class Convex(Primitive):
         if name not in EXACT:
             raise ValueError(f"σ = {name} rounds in ways that no bound here covers; relu and hardtanh are exact")
         return NONLINEARITIES[name]
-
-    @property
-    def size(self) -> str:
-        return size_of(self.op)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,12 +4,11 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-import torch
 from torch import Tensor
 
 from lipflow.operators import LinearOperator
 from lipflow.operators.certified import CertifiedOperator
-from lipflow.primitives.primitive import Certify, Norm, Primitive, require, require_operator, require_shape, size_of
+from lipflow.primitives.primitive import Norm, Primitive, require, require_operator, require_shape
 from lipflow.rounding import TINY, U, gamma, in_range, is_power_of_two, norm_up, sqrt_up
 from lipflow.shapes import Shape
 
@@ -19,6 +18,7 @@ class Affine(Primitive):
     """Wx + b, with b along the rows of a matrix or the output channels of a convolution; b may be absent."""
 
     kind = "affine"
+    reason = "certified norm"
     op: LinearOperator
     bias: Tensor | None
 
@@ -39,17 +39,6 @@ class Affine(Primitive):
     def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
         """The product, and one addition of b."""
         return affine_error(self.op, self.bias, reaches[0])
-
-    def certified(self, certify: Certify) -> Primitive:
-        return Affine(certify(self.op), float64(self.bias))
-
-    @property
-    def how(self) -> str:
-        return "certified norm"
-
-    @property
-    def size(self) -> str:
-        return size_of(self.op)
 
 
 def add_bias(y: Tensor, bias: Tensor | None) -> Tensor:
@@ -74,16 +63,12 @@ def affine_error(op: LinearOperator, bias: Tensor | None, reach: Fraction) -> Fr
     return in_range(product + U * total + op.entries * TINY)
 
 
-def float64(t: Tensor | None) -> Tensor | None:
-    """A copy of some stored numbers, which no one else can change."""
-    return None if t is None else t.detach().to("cpu", torch.float64).clone(memory_format=torch.contiguous_format)
-
-
 @dataclass(frozen=True, eq=False)
 class Sum(Primitive):
     """c₁x₁ + c₂x₂ + …, of inputs of one shape. L = Σ |cᵢ|Lᵢ."""
 
     kind = "sum"
+    reason = "sum of |coefficients|"
     coefficients: list[float]
 
     def __post_init__(self) -> None:
@@ -113,10 +98,6 @@ class Sum(Primitive):
         return in_range(gamma(roundings) * size + len(reaches) * entries * TINY)
 
     @property
-    def how(self) -> str:
-        return "sum of |coefficients|"
-
-    @property
     def size(self) -> str:
         return " + ".join(f"{c:.4g}·x{i}" for i, c in enumerate(self.coefficients, 1))
 
@@ -126,6 +107,7 @@ class Scale(Primitive):
     """Each channel, or each entry, times a number. L = the greatest of them."""
 
     kind = "scale"
+    reason = "greatest factor"
     factor: Tensor  # (channels,), or the shape of an input
 
     def out_shape(self, *shapes: Shape) -> Shape:
@@ -144,19 +126,6 @@ class Scale(Primitive):
     def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
         return in_range(U * self.lipschitz(lambda op: 0.0, *reaches) + entries * TINY)
 
-    def certified(self, certify: Certify) -> Primitive:
-        factor = float64(self.factor)
-        assert factor is not None
-        return Scale(factor)
-
-    @property
-    def how(self) -> str:
-        return "greatest factor"
-
-    @property
-    def size(self) -> str:
-        return "×".join(map(str, self.factor.shape))
-
 
 @dataclass(frozen=True, eq=False)
 class AvgPool(Primitive):
@@ -166,6 +135,7 @@ class AvgPool(Primitive):
     """
 
     kind = "avg_pool"
+    reason = "√window/divisor, as its rows are orthogonal"
     window: tuple[int, int]
     divisor: float
 
@@ -192,7 +162,3 @@ class AvgPool(Primitive):
         size = self.lipschitz(lambda op: 0.0, *reaches)
         underflow = entries * TINY * (1 + math.prod(self.window) / Fraction(self.divisor))
         return in_range(gamma(math.prod(self.window)) * size + underflow)
-
-    @property
-    def how(self) -> str:
-        return "√window/divisor, as its rows are orthogonal"

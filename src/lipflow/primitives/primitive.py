@@ -1,12 +1,13 @@
-"""What a primitive operation is: a program, how far it stretches, and its error."""
+"""The base class of primitive operations: a program, a Lipschitz constant, and a bound on the error."""
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from lipflow.node import Node, apply
@@ -24,10 +25,11 @@ class Primitive(ABC):
 
     It is an exact map of real numbers, defined by the numbers it stores. A certified primitive is also a program in
     float64: what `run` computes is within `rounding` of the exact map (docs/soundness.md). `lipflow.check` has a twin
-    of every kind that a frozen network may hold.
+    of every kind that a frozen network may contain.
     """
 
     kind: ClassVar[str]
+    reason: ClassVar[str] = "1 by construction"  # where its Lipschitz constant comes from
 
     def __call__(self, *xs: Any) -> Any:
         """The operation on batches; on nodes, the node of the result."""
@@ -39,14 +41,14 @@ class Primitive(ABC):
 
     @abstractmethod
     def out_shape(self, *shapes: Shape) -> Shape:
-        """The shape of an output, for inputs of these shapes. What does not fit is refused: nothing is broadcast."""
+        """The shape of an output, for inputs of these shapes. Shapes that do not fit are refused, never broadcast."""
 
     def lipschitz(self, norm: Norm, *distances: Fraction) -> Fraction:
-        """How far apart outputs can be for inputs so far apart; `norm` is what to take for the norms of operators."""
+        """The greatest distance of two outputs for inputs at these distances; `norm` gives the norms of operators."""
         return sum(distances, Fraction(0))
 
     def tolerance(self, norm: Norm, *reaches: float) -> float:
-        """At least the distance, in real arithmetic, from a map that stretches no more than `lipschitz` says."""
+        """At least the distance, in real arithmetic, from a map that has the constant of `lipschitz`."""
         return 0.0
 
     def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
@@ -54,23 +56,46 @@ class Primitive(ABC):
         return Fraction(0)
 
     def certified(self, certify: Certify) -> "Primitive":
-        """This primitive in certified arithmetic: what a frozen network runs."""
-        return self
+        """This primitive in certified arithmetic: certified operators, and copies of other numbers in float64."""
+        new: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, LinearOperator):
+                new[field.name] = certify(value)
+            elif isinstance(value, Tensor) and value.is_floating_point():
+                new[field.name] = float64(value)
+        return dataclasses.replace(self, **new) if new else self
 
     @property
     def how(self) -> str:
-        """How its constant was obtained."""
-        return "1 by construction"
+        """How its Lipschitz constant was obtained, for the ledger."""
+        return self.reason
 
     @property
     def size(self) -> str:
-        """A word on its size, for the ledger."""
+        """The shapes of its operator, such as "45×32×32 → 5×32×32", or of its tensor; or its numbers."""
+        values = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        for value in values:
+            if isinstance(value, LinearOperator):
+                return f"{times(value.in_shape)} → {times(value.out_shape)}"
+            if isinstance(value, Tensor):
+                return times(value.shape)
         plain = (f.name for f in dataclasses.fields(self) if f.type in (int, str, tuple[int, int]))
         return ", ".join(f"{name} {getattr(self, name)}" for name in plain)
 
 
+def times(shape: Iterable[int]) -> str:
+    """A shape as "45×32×32"."""
+    return "×".join(map(str, shape))
+
+
+def float64(t: Tensor | None) -> Tensor | None:
+    """A copy of stored numbers in float64 on the CPU."""
+    return None if t is None else t.detach().to("cpu", torch.float64).clone(memory_format=torch.contiguous_format)
+
+
 def require(right: bool, p: Primitive) -> None:
-    """Refuse a primitive whose data no program here can run."""
+    """Refuse a primitive whose data cannot be run."""
     if not right:
         values = {f.name: getattr(p, f.name) for f in dataclasses.fields(p)}
         shown = {name: tuple(v.shape) if isinstance(v, Tensor) else v for name, v in values.items()}
@@ -79,18 +104,13 @@ def require(right: bool, p: Primitive) -> None:
 
 
 def require_operator(op: object) -> None:
-    """Refuse what is no operator, such as the weight of one."""
+    """Refuse other objects than operators, such as a weight."""
     if not isinstance(op, LinearOperator):
         raise TypeError(f"a primitive takes an operator, such as DenseOperator(matrix), not {type(op).__name__}")
 
 
 def require_shape(fits: bool, p: Primitive, *shapes: Shape) -> None:
-    """Refuse inputs that a primitive's constants say nothing of."""
+    """Refuse inputs of shapes that the constants of a primitive do not cover."""
     if not fits:
         given = " and ".join(map(str, shapes)) or "nothing"
         raise ValueError(f"{p.kind} ({p.size}) does not take an input of shape {given}")
-
-
-def size_of(op: LinearOperator) -> str:
-    """An operator's shapes, as "45×32×32 → 5×32×32"."""
-    return " → ".join("×".join(map(str, shape)) for shape in (op.in_shape, op.out_shape))

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lipflow.primitives.linear import float64
-from lipflow.primitives.primitive import Certify, Norm, Primitive, require, require_shape
+from lipflow.primitives.primitive import Norm, Primitive, require, require_shape, times
 from lipflow.rounding import SLACK, sqrt_up
 from lipflow.shapes import Shape
 
@@ -31,7 +30,7 @@ class Input(Primitive):
 
     @property
     def size(self) -> str:
-        return "×".join(map(str, self.shape))
+        return times(self.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +38,7 @@ class Constant(Primitive):
     """Numbers that do not depend on the input. L = 0."""
 
     kind = "constant"
+    reason = "0, as it does not depend on the input"
     value: Tensor
 
     def out_shape(self, *shapes: Shape) -> Shape:
@@ -51,19 +51,6 @@ class Constant(Primitive):
     def lipschitz(self, norm: Norm, *distances: Fraction) -> Fraction:
         return Fraction(0)
 
-    def certified(self, certify: Certify) -> Primitive:
-        value = float64(self.value)
-        assert value is not None
-        return Constant(value)
-
-    @property
-    def how(self) -> str:
-        return "0, as it does not depend on the input"
-
-    @property
-    def size(self) -> str:
-        return "×".join(map(str, self.value.shape))
-
 
 @dataclass(frozen=True, eq=False)
 class Gather(Primitive):
@@ -74,6 +61,7 @@ class Gather(Primitive):
     """
 
     kind = "gather"
+    reason = "√ of how often an entry is taken"
     index: Tensor  # of the output's shape, int64
     sizes: list[int]  # the number of entries of each input
 
@@ -135,14 +123,6 @@ class Gather(Primitive):
         back[flat[flat >= 0]] = torch.arange(len(flat))[flat >= 0]
         return Gather(back, [len(flat)])
 
-    @property
-    def how(self) -> str:
-        return "√ of how often an entry is taken"
-
-    @property
-    def size(self) -> str:
-        return "×".join(map(str, self.index.shape))
-
 
 class _Take(torch.autograd.Function):
     """x[:, index] with zeros; its derivative is another such where no entry is taken twice."""
@@ -177,6 +157,7 @@ class MaxPool(Primitive):
     """The greatest entry of each window. L = √overlap, as an entry is in so many windows at most."""
 
     kind = "max_pool"
+    reason = "√ of the greatest number of windows on one entry"
     kernel: tuple[int, int]
     stride: tuple[int, int]
     padding: tuple[int, int]
@@ -201,10 +182,6 @@ class MaxPool(Primitive):
 
     def lipschitz(self, norm: Norm, *distances: Fraction) -> Fraction:
         return Gather._root(overlap(self.kernel, self.stride, self.dilation)) * distances[0]
-
-    @property
-    def how(self) -> str:
-        return "√ of the greatest number of windows on one entry"
 
     @property
     def size(self) -> str:

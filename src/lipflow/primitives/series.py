@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lipflow.operators import ConvOperator, DenseOperator, LinearOperator
 from lipflow.operators.certified import CertifiedOperator
-from lipflow.primitives.primitive import Certify, Norm, Primitive, require, require_shape, size_of
+from lipflow.primitives.primitive import Norm, Primitive, require, require_shape
 from lipflow.rounding import TINY, U, in_range, sqrt_up
 from lipflow.shapes import Shape
 
@@ -64,17 +64,10 @@ class TruncatedExponential(Primitive):
             total += wrong + U * sums * (1 + 2 * U) ** self.terms
         return in_range(total)
 
-    def certified(self, certify: Certify) -> Primitive:
-        return TruncatedExponential(certify(self.op), self.h, self.terms)
-
     @property
     def how(self) -> str:
         angle = f", h‖A‖ = {self.h * self.op.norm:.6g}" if isinstance(self.op, CertifiedOperator) else ""
         return f"{self.terms} terms{angle}"
-
-    @property
-    def size(self) -> str:
-        return size_of(self.op)
 
 
 def is_skew(op: LinearOperator) -> bool:
