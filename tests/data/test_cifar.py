@@ -114,17 +114,6 @@ def test_load_rejects_damaged_archives(layout, tmp_path):
         ask(layout, tmp_path)
 
 
-def test_load_reports_missing_permission_for_an_archive(layout, tmp_path, monkeypatch):
-    write_archive(layout, tmp_path / layout.archive)
-
-    def refuse(path):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr("lipflow.data.cifar.gzip.open", refuse)
-    with pytest.raises(DataError, match=f"{layout.name} cannot be read: .*Permission denied.*{layout.archive}"):
-        load(layout.name, tmp_path)
-
-
 def test_load_rejects_archives_with_a_short_member_or_a_link(layout, tmp_path):
     name = next(iter(layout.test))
     for size, kind in ((5, tarfile.REGTYPE), (0, tarfile.SYMTYPE)):

@@ -61,26 +61,6 @@ def test_conv_operator_takes_the_padding_of_torch(options):
         assert torch.equal(op(x.to(memory_format=torch.channels_last)), module(x))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_conv_operator_keeps_the_dtype_of_the_kernel(dtype):
-    op = ConvOperator(torch.ones(2, 3, 3, 3, dtype=dtype), (4, 5))
-    assert op(torch.ones(1, 3, 4, 5, dtype=dtype)).dtype == dtype
-    assert op.adjoint(torch.ones(1, 2, 4, 5, dtype=dtype)).dtype == dtype
-
-
-@pytest.mark.parametrize("mode", ["zeros", "circular"])
-@pytest.mark.parametrize("padding", [1, "same", ((0, 2), (1, 0))])
-def test_conv_operator_is_differentiable_in_input_and_kernel(mode, padding):
-    kernel = integers(4, 1, 2, 3, seed=0).requires_grad_()
-    x = integers(1, 2, 3, 4, seed=1).requires_grad_()
-
-    def adjoint_of_image(x, kernel):
-        op = ConvOperator(kernel, (3, 4), padding, mode, stride=(2, 1), groups=2)
-        return op.adjoint(op(x))
-
-    assert torch.autograd.gradcheck(adjoint_of_image, (x, kernel))
-
-
 @pytest.mark.parametrize(
     ("arguments", "quoted"),
     [
