@@ -70,8 +70,10 @@ def test_conv_operator_takes_the_padding_of_torch(options):
         (dict(kernel=[[1.0]]), "list"),
         *((dict(groups=groups), f"not be {groups!r}") for groups in (3, 0, -1, "2")),
         *((dict(padding_mode=mode), f"not {mode!r}") for mode in ("reflect", None)),
-        *((dict(padding=p), re.escape(f"at least 0, not {p}")) for p in (-1, (1, -2), ((0, -1), (0, 0)))),
-        *((dict(padding=p), re.escape(f"not {p!r}")) for p in ("valid", None, 1.5, (1, 2, 3), ((1, 1, 9), (1, 1)))),
+        *(
+            (dict(padding=padding), re.escape(f"not {padding!r}"))
+            for padding in (-1, (1, -2), ((0, -1), (0, 0)), "valid", None, 1.5, (1, 2, 3), ((1, 1, 9), (1, 1)))
+        ),
         *((dict(stride=s), re.escape(f"at least 1, not {s}")) for s in (None, 2.0, 0, (1, 0), (1, 1, 1))),
         (dict(dilation=-2), "dilation .* not -2"),
         *((dict(in_size=n), re.escape(f"not {n}")) for n in (None, (0, 4), (3, 4, 4))),
