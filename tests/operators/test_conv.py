@@ -61,26 +61,6 @@ def test_conv_operator_takes_the_padding_of_torch(options):
         assert torch.equal(op(x.to(memory_format=torch.channels_last)), module(x))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_conv_operator_keeps_the_dtype_of_the_kernel(dtype):
-    op = ConvOperator(torch.ones(2, 3, 3, 3, dtype=dtype), (4, 5))
-    assert op(torch.ones(1, 3, 4, 5, dtype=dtype)).dtype == dtype
-    assert op.adjoint(torch.ones(1, 2, 4, 5, dtype=dtype)).dtype == dtype
-
-
-@pytest.mark.parametrize("mode", ["zeros", "circular"])
-@pytest.mark.parametrize("padding", [1, "same", ((0, 2), (1, 0))])
-def test_conv_operator_is_differentiable_in_input_and_kernel(mode, padding):
-    kernel = integers(4, 1, 2, 3, seed=0).requires_grad_()
-    x = integers(1, 2, 3, 4, seed=1).requires_grad_()
-
-    def adjoint_of_image(x, kernel):
-        op = ConvOperator(kernel, (3, 4), padding, mode, stride=(2, 1), groups=2)
-        return op.adjoint(op(x))
-
-    assert torch.autograd.gradcheck(adjoint_of_image, (x, kernel))
-
-
 @pytest.mark.parametrize(
     ("arguments", "quoted"),
     [
@@ -90,8 +70,10 @@ def test_conv_operator_is_differentiable_in_input_and_kernel(mode, padding):
         (dict(kernel=[[1.0]]), "list"),
         *((dict(groups=groups), f"not be {groups!r}") for groups in (3, 0, -1, "2")),
         *((dict(padding_mode=mode), f"not {mode!r}") for mode in ("reflect", None)),
-        *((dict(padding=p), re.escape(f"at least 0, not {p}")) for p in (-1, (1, -2), ((0, -1), (0, 0)))),
-        *((dict(padding=p), re.escape(f"not {p!r}")) for p in ("valid", None, 1.5, (1, 2, 3), ((1, 1, 9), (1, 1)))),
+        *(
+            (dict(padding=padding), re.escape(f"not {padding!r}"))
+            for padding in (-1, (1, -2), ((0, -1), (0, 0)), "valid", None, 1.5, (1, 2, 3), ((1, 1, 9), (1, 1)))
+        ),
         *((dict(stride=s), re.escape(f"at least 1, not {s}")) for s in (None, 2.0, 0, (1, 0), (1, 1, 1))),
         (dict(dilation=-2), "dilation .* not -2"),
         *((dict(in_size=n), re.escape(f"not {n}")) for n in (None, (0, 4), (3, 4, 4))),

@@ -80,55 +80,51 @@ def kernel(*rows: list[float]) -> Tensor:
     return torch.tensor([[list(rows)]], dtype=torch.float64)
 
 
-LAPLACIAN = kernel([0, 1, 0], [1, -4, 1], [0, 1, 0])
-SOBEL = kernel([1, 0, -1], [2, 0, -2], [1, 0, -1])
-EDGES = kernel([1, -2, 1], [-2, 4, -2], [1, -2, 1])
-BLUR = torch.ones(1, 1, 3, 3, dtype=torch.float64)
-PAIR = kernel([1, 1])
-ROW = kernel([1, 1, 1])
-POINT = kernel([3])
-CHANNELS = torch.arange(-4, 4).double().reshape(4, 2, 1, 1)
+KERNELS = {
+    "blur": torch.ones(1, 1, 3, 3, dtype=torch.float64),
+    "laplacian": kernel([0, 1, 0], [1, -4, 1], [0, 1, 0]),
+    "sobel": kernel([1, 0, -1], [2, 0, -2], [1, 0, -1]),
+    "second difference": kernel([1, -2, 1], [-2, 4, -2], [1, -2, 1]),
+}
+ONES, TWOS, THREES = (1, 1), (2, 2), (3, 3)
+GEOMETRIES = {
+    "same": Geometry((4, 3), THREES, ONES, ONES),
+    "torus": Geometry((4, 3), THREES, ONES, ONES, "circular"),
+    "strided": Geometry((5, 4), THREES, ONES, ONES, stride=TWOS),
+    "strided torus that does not fit": Geometry((5, 4), THREES, ONES, ONES, "circular", (2, 3)),
+    "dilated": Geometry(THREES, THREES, TWOS, TWOS, dilation=TWOS),
+    "dilated past the torus": Geometry((2, 3), THREES, (4, 4), (4, 4), "circular", ONES, (2, 3)),
+    "leading padding": Geometry(TWOS, THREES, TWOS, (0, 0)),
+    "trailing padding": Geometry(TWOS, THREES, (0, 0), TWOS),
+    "padding beyond the torus": Geometry((2, 3), THREES, (5, 4), (3, 7), "circular"),
+    "single pixel": Geometry(ONES, THREES, ONES, ONES),
+    "single pixel, wide padding": Geometry(ONES, THREES, TWOS, TWOS),
+    "single pixel on a torus": Geometry(ONES, THREES, ONES, ONES, "circular"),
+}
 HADAMARD = torch.tensor([[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]], dtype=torch.float64)
-BASIS = torch.eye(4, dtype=torch.float64)
-
-ONES, TWOS = (1, 1), (2, 2)
+# Two taps at a distance of 2 meet on a torus of side 2 and cancel: the operator is 0, the kernel is not.
+CANCELS = Geometry((1, 2), (1, 3), (0, 1), (0, 1), "circular"), kernel([1, 0, -1])
 HARD: dict[str, tuple[Geometry, Tensor]] = {
-    "blur": (Geometry((4, 4), (3, 3), ONES, ONES), BLUR),
-    "blur on a torus": (Geometry((4, 4), (3, 3), ONES, ONES, "circular"), BLUR),
-    "laplacian": (Geometry((4, 4), (3, 3), ONES, ONES), LAPLACIAN),
-    "laplacian on a torus": (Geometry((4, 4), (3, 3), ONES, ONES, "circular"), LAPLACIAN),
-    "sobel": (Geometry((4, 3), (3, 3), ONES, ONES), SOBEL),
-    # 1 + ω + ω² = 0 at every third frequency: on a torus of side 3 all symbols but one vanish.
-    "symbol that vanishes": (Geometry((3, 3), (3, 3), ONES, ONES, "circular"), BLUR),
-    # Two taps at a distance of 2 meet on a torus of side 2 and cancel: the operator is 0, the kernel is not.
-    "symbol that vanishes everywhere": (Geometry((1, 2), (1, 3), (0, 1), (0, 1), "circular"), kernel([1, 0, -1])),
-    # Output 4 sits on output 0: the torus alone says 2, the norm is 2.3277…
-    "circular padding that does not fit the kernel": (Geometry((1, 4), (1, 2), (0, 1), (0, 1), "circular"), PAIR),
-    "circular padding that does not fit the stride": (Geometry((5, 5), (3, 3), ONES, ONES, "circular", (2, 3)), SOBEL),
-    "circular padding beyond the input": (Geometry((2, 3), (3, 3), (5, 4), (3, 7), "circular"), LAPLACIAN),
-    "dilated past the torus": (Geometry((2, 3), (3, 3), (4, 4), (4, 4), "circular", ONES, (2, 3)), SOBEL),
-    "strided": (Geometry((5, 4), (3, 3), ONES, ONES, stride=TWOS), BLUR),
-    "stride beyond the kernel": (Geometry((6, 5), TWOS, (0, 1), (0, 0), stride=(3, 4)), BLUR[..., :2, :2]),
-    "second difference": (Geometry((3, 3), (3, 3), ONES, ONES), EDGES),
-    "second difference of a row": (Geometry((1, 5), (1, 3), (0, 1), (0, 1)), EDGES[:, :, 1:2]),
-    "first difference": (Geometry((1, 3), (1, 2), (0, 1), (0, 1)), kernel([1, -1])),
-    "leading padding": (Geometry(TWOS, (3, 3), TWOS, (0, 0)), SOBEL),
-    "wide leading padding": (Geometry((2, 1), (4, 1), (3, 0), (0, 0)), kernel([1], [-2], [3], [5])),
-    "trailing padding": (Geometry(TWOS, (3, 3), (0, 0), TWOS), SOBEL),
-    "dilated": (Geometry((3, 3), (3, 3), TWOS, TWOS, dilation=TWOS), LAPLACIAN),
-    "grouped": (Geometry(TWOS, (3, 3), ONES, ONES, groups=2), torch.cat([SOBEL / 64, LAPLACIAN / 8])),
-    "grouped and strided": (
-        Geometry((4, 3), ONES, (0, 0), (0, 0), stride=(2, 1), groups=2, out=2, grouped=2),
-        CHANNELS,
+    **{f"{name}, {where}": (geometry, KERNELS[name]) for name in KERNELS for where, geometry in GEOMETRIES.items()},
+    "taps that cancel": CANCELS,
+    # Output 4 has the position of output 0: the torus alone gives 2, the norm is 2.3277…
+    "circular padding that does not fit the kernel": (
+        Geometry((1, 4), (1, 2), (0, 1), (0, 1), "circular"),
+        kernel([1, 1]),
     ),
-    "point": (Geometry((3, 3), ONES, (0, 0), (0, 0)), POINT),
-    "padded point with a stride": (Geometry((3, 4), ONES, (1, 2), (2, 0), stride=(2, 3)), POINT),
-    "point on a torus with a stride": (Geometry((3, 4), ONES, (1, 2), (2, 5), "circular", (2, 3)), POINT),
-    "single pixel": (Geometry(ONES, (3, 3), ONES, ONES), LAPLACIAN),
-    "single pixel, wide padding": (Geometry(ONES, (3, 3), TWOS, TWOS), SOBEL),
-    "single pixel on a torus": (Geometry(ONES, (3, 3), ONES, ONES, "circular"), BLUR),
-    "image of one row": (Geometry((1, 9), (1, 3), (0, 1), (0, 1)), ROW),
-    "image of one column, even kernel": (Geometry((9, 1), (2, 1), (0, 0), (1, 0)), PAIR.mT.contiguous()),
+    "stride beyond the kernel": (Geometry((6, 5), TWOS, (0, 1), (0, 0), stride=(3, 4)), kernel([1, 1], [1, 1])),
+    "wide leading padding": (Geometry((2, 1), (4, 1), (3, 0), (0, 0)), kernel([1], [-2], [3], [5])),
+    "even kernel": (Geometry((9, 1), (2, 1), (0, 0), (1, 0)), kernel([1], [1])),
+    "padded point with a stride": (Geometry((3, 4), ONES, (1, 2), (2, 0), stride=(2, 3)), kernel([3])),
+    "point on a torus with a stride": (Geometry((3, 4), ONES, (1, 2), (2, 5), "circular", (2, 3)), kernel([3])),
+    "groups": (
+        Geometry(TWOS, THREES, ONES, ONES, groups=2),
+        torch.cat([KERNELS["sobel"] / 64, KERNELS["laplacian"] / 8]),
+    ),
+    "groups with a stride": (
+        Geometry((4, 3), ONES, (0, 0), (0, 0), stride=(2, 1), groups=2, out=2, grouped=2),
+        torch.arange(-4, 4).double().reshape(4, 2, 1, 1),
+    ),
     "orthogonal channels": (Geometry(TWOS, ONES, (0, 0), (0, 0), out=4, grouped=4), HADAMARD.reshape(4, 4, 1, 1)),
 }
 
@@ -143,16 +139,17 @@ def test_norm_bound_of_a_hard_convolution_is_above_the_exact_norm_at_every_scale
 
 
 def test_norm_bound_of_a_kernel_that_cancels_on_its_torus_is_rounding():
-    geometry, difference = HARD["symbol that vanishes everywhere"]
+    geometry, difference = CANCELS
     assert not geometry.matrix(difference).any()
     assert norm_bound(geometry.conv(difference)) < 1e-13
 
 
 DENSE: dict[str, Tensor] = {
-    "identity": BASIS,
+    "identity": torch.eye(4, dtype=torch.float64),
     "orthogonal": HADAMARD,
-    "near-degenerate": BASIS - 2.0**-30 * HADAMARD,
-    "one ulp from degenerate": BASIS + 2.0**-52 * torch.diag(torch.tensor([0.0, 1.0, 0.0, 2.0]).double()),
+    "near-degenerate": torch.eye(4).double() - 2.0**-30 * HADAMARD,
+    "one ulp from degenerate": torch.eye(4).double()
+    + 2.0**-52 * torch.diag(torch.tensor([0.0, 1.0, 0.0, 2.0]).double()),
     "rank one": torch.outer(torch.tensor([1.0, -2.0, 3.0]), torch.tensor([5.0, 1.0, -7.0, 2.0])).double(),
     "single entry": torch.tensor([[-3.0]], dtype=torch.float64),
     "row": torch.tensor([[3.0, -1.0, 2.0]], dtype=torch.float64),

@@ -16,9 +16,8 @@ import numpy as np
 
 from lipflow.data.dataset import DataError
 
-_RECONSTRUCT: Any = np.empty(0).__reduce__()[0]
 _ALLOWED: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
 }

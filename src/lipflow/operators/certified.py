@@ -208,6 +208,7 @@ class CertifiedFourier(CertifiedOperator):
     def __init__(self, op: FourierMultiplier) -> None:
         super().__init__(op, up(Fraction(norm_certificate(op)[0]) * (1 + SLACK)))
         self.real, self.imaginary = op.matrices.real.contiguous(), op.matrices.imag.contiguous()
+        self.rows, self.columns = row_transform(op.in_size[1]), column_transform(op.in_size[0])  # R and G
 
     def __call__(self, x: Tensor) -> Tensor:
         batch, into = x.shape[:2]
@@ -218,16 +219,6 @@ class CertifiedFourier(CertifiedOperator):
         y = torch.stack([self.real @ a - self.imaginary @ b, self.imaginary @ a + self.real @ b])
         y = y.permute(4, 3, 2, 0, 1).reshape(batch, out, m, 2 * h) @ self.columns
         return y.reshape(batch, out, m, 2, h).permute(0, 1, 4, 3, 2).reshape(batch, out, h, 2 * m) @ self.rows
-
-    @cached_property
-    def rows(self) -> Tensor:
-        """R  # (2m, w)."""
-        return row_transform(self.op.in_size[1])
-
-    @cached_property
-    def columns(self) -> Tensor:
-        """G  # (2h, 2h)."""
-        return column_transform(self.op.in_size[0])
 
     @cached_property
     def spread(self) -> Fraction:

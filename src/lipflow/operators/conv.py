@@ -191,10 +191,9 @@ def pads(
         raise ValueError(
             f"padding is a number, (rows, columns), ((top, bottom), (left, right)) or 'same', not {padding!r}"
         )
-    rows, columns = ((p[0], p[1]) for p in both)
-    if min(*rows, *columns) < 0:
+    if min(map(min, both)) < 0:
         raise ValueError(f"padding must be at least 0, not {padding!r}")
-    return rows, columns
+    return (both[0][0], both[0][1]), (both[1][0], both[1][1])
 
 
 def _ints(value: int | tuple[int, int], name: str) -> tuple[int, int]:

@@ -71,13 +71,8 @@ def symbol(kernel: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor
     return part(cosine), part(sine)
 
 
-def symbols(
-    kernel: Tensor,
-    dilation: tuple[int, int],
-    torus: Torus,
-    strides: tuple[int, int],
-) -> Iterator[Tensor]:
-    """The symbols at half of the coarse frequencies, aliases side by side, as real matrices [[Re, -Im], [Im, Re]]."""
+def symbols(kernel: Tensor, dilation: tuple[int, int], torus: Torus, strides: tuple[int, int]) -> Iterator[Tensor]:
+    """The symbols at half of the coarse frequencies, aliases side by side, as real matrices."""
     out, grouped, height, width = kernel.shape
     sides, twist = (torus[0][0], torus[1][0]), (torus[0][1], torus[1][1])
     if max(sides) >= MAX_SIDE:
@@ -93,9 +88,8 @@ def symbols(
             f"GiB for one frequency, more than {MAX_BYTES / 2**30:g}; use a smaller stride"
         )
     chunk = max(1, CHUNK_BYTES // frequency_bytes)
-    for first, second in product(
-        torch.arange(half).split(max(1, chunk // coarse[1])), torch.arange(coarse[1]).split(chunk)
-    ):
+    chunks = product(torch.arange(half).split(max(1, chunk // coarse[1])), torch.arange(coarse[1]).split(chunk))
+    for first, second in chunks:
         rows = (first[:, None] + coarse[0] * torch.arange(strides[0])).flatten()
         columns = (second[:, None] + coarse[1] * torch.arange(strides[1])).flatten()
         cosine, sine = phases((height, width), dilation, sides, (rows, columns), twist)
@@ -104,5 +98,9 @@ def symbols(
             part = part.reshape(counts[0], strides[0], counts[1], strides[1], out, grouped)
             return part.permute(0, 2, 4, 1, 3, 5).reshape(counts[0] * counts[1], out, aliases * grouped)
 
-        real, imaginary = (side_by_side(part) for part in symbol(kernel, cosine, sine))
-        yield torch.cat([torch.cat([real, -imaginary], -1), torch.cat([imaginary, real], -1)], -2)
+        yield real_matrix(*(side_by_side(part) for part in symbol(kernel, cosine, sine)))
+
+
+def real_matrix(real: Tensor, imaginary: Tensor) -> Tensor:
+    """Complex matrices as the real matrices [[Re, -Im], [Im, Re]], of the same norm."""
+    return torch.cat([torch.cat([real, -imaginary], -1), torch.cat([imaginary, real], -1)], -2)

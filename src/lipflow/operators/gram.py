@@ -1,6 +1,5 @@
 """λmax(WWᵀ) from above: the Cholesky certificate, for matrices and for matrices cut into strips (docs/norms.md)."""
 
-import math
 from fractions import Fraction
 
 import torch
@@ -63,13 +62,13 @@ def band_shift(diagonal: Tensor, below: Tensor, guess: float = 0.0) -> tuple[flo
 
     The proof does not rely on this function: a wrong μ or a wrong factor only loosens the bound.
     """
-    factor = _cholesky(diagonal, below, guess) if guess else None
+    factor = cholesky(diagonal, below, guess) if guess else None
     if factor is not None:
         return guess, factor
     mu, margin = max(guess, _greatest_ritz_value(diagonal, below)), 2.0**-34
     while True:
         mu = max(mu, MIN_SHIFT) * (1 + margin)
-        factor = _cholesky(diagonal, below, mu)
+        factor = cholesky(diagonal, below, mu)
         if factor is not None:
             return mu, factor
         if diagonal.shape[1] == 1 and diagonal.shape[-1] <= 256 and margin < 2.0**-33:
@@ -77,13 +76,8 @@ def band_shift(diagonal: Tensor, below: Tensor, guess: float = 0.0) -> tuple[flo
         margin *= 8
 
 
-def is_above(mu: float, diagonal: Tensor, below: Tensor) -> bool:
-    """Whether μ seems to be above all eigenvalues of a batch."""
-    return math.isinf(mu) or _cholesky(diagonal, below, mu) is not None
-
-
-def _cholesky(diagonal: Tensor, below: Tensor, mu: float) -> list[Tensor] | None:
-    """The block rows [C_t, L_t] of the Cholesky factor of μI - G, or None where there is none."""
+def cholesky(diagonal: Tensor, below: Tensor, mu: float) -> list[Tensor] | None:
+    """The block rows [C_t, L_t] of the Cholesky factor of μI - G, or None if it is not positive definite."""
     identity = torch.eye(diagonal.shape[-1], dtype=diagonal.dtype)
     rows: list[Tensor] = []
     for t in range(diagonal.shape[1]):

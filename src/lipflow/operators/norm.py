@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lipflow.operators.conv import Axis, ConvOperator
 from lipflow.operators.dense import DenseOperator
-from lipflow.operators.fourier import CHUNK_BYTES, Side, Torus, symbols
+from lipflow.operators.fourier import CHUNK_BYTES, Side, Torus, real_matrix, symbols
 from lipflow.operators.gram import gram_bound, start_vector, tridiagonal
 from lipflow.operators.multiplier import FourierMultiplier
 from lipflow.operators.operator import Adjoint, LinearOperator
@@ -28,9 +28,6 @@ NO_TORUS: Torus = (EXACT, EXACT)
 # symbol is within one error of the true one, can verify the bound (docs/norms.md, section 11).
 SYMBOL_ERRORS = 3
 EXACT_WORK, STRIP_WORK = 10**9, 3 * 10**10  # the most multiplications for two exact axes, and for exact rows
-
-
-# From below
 
 
 def norm_estimate(op: LinearOperator, u: Tensor | None = None, iterations: int = 100) -> Tensor:
@@ -117,9 +114,6 @@ def _unit(x: Tensor) -> Tensor:
     return x / torch.where(length > 0, length, torch.ones_like(length))
 
 
-# From above
-
-
 def norm_bound(op: LinearOperator) -> float:
     """At least ‖W‖₂, rounding included: certified in float64 on the CPU.
 
@@ -137,11 +131,13 @@ def norm_certificate(op: LinearOperator) -> tuple[float, Torus]:
         known = " or ".join(kind.__name__ for kind in _SCALED)
         raise TypeError(f"norm_bound takes a {known}, not {type(op).__name__}: it has a proof for those only")
     with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
-        weight = real_parts(op.weight.detach()).to("cpu", torch.float64)
+        weight = op.weight.detach()
+        weight = torch.stack([weight.real, weight.imag]) if weight.is_complex() else weight
+        weight = weight.to("cpu", torch.float64)
         if not bool(torch.isfinite(weight).all()):
             raise ValueError(f"{op} has NaN or infinite weights, so it has no norm to bound")
         # A weight that the processor flushes to 0, and an underflow in the division by a power of two, are below TINY.
-        # A row and a column of the matrix have as many entries as there are inputs and outputs.
+        # One weight has at most Π in_shape entries in a row of the matrix, and Π out_shape in a column.
         underflow = weight.numel() * TINY * (math.prod(op.in_shape) + math.prod(op.out_shape))
         bits = weight.contiguous().view(torch.int64)
         subnormal = bool((((bits >> 52) & 2047 == 0) & (bits << 1 != 0)).any())  # may be flushed to 0
@@ -155,19 +151,12 @@ def norm_certificate(op: LinearOperator) -> tuple[float, Torus]:
     return bound, torus
 
 
-def real_parts(weight: Tensor) -> Tensor:
-    """The real and imaginary parts of a complex weight  # (2, ...), or a real weight itself."""
-    return torch.stack([weight.real, weight.imag]) if weight.is_complex() else weight
-
-
 def _fourier_bound(op: LinearOperator, weight: Tensor) -> tuple[Fraction, Torus]:
     """The greatest norm over the frequencies of [[Re M, -Im M], [Im M, Re M]] (docs/soundness-spectral.md)."""
     real, imaginary = weight.flatten(1, 2)
     chunk = max(1, CHUNK_BYTES // (32 * real[0].numel()))
-    greatest = Fraction(0)
-    for re, im in zip(real.split(chunk), imaginary.split(chunk), strict=True):
-        greatest = max(greatest, gram_bound(torch.cat([torch.cat([re, -im], -1), torch.cat([im, re], -1)], -2)))
-    return sqrt_up(greatest), NO_TORUS
+    chunks = zip(real.split(chunk), imaginary.split(chunk), strict=True)
+    return sqrt_up(max(gram_bound(real_matrix(*parts)) for parts in chunks)), NO_TORUS
 
 
 def _dense_bound(op: LinearOperator, weight: Tensor) -> tuple[Fraction, Torus]:

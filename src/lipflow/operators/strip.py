@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lipflow.operators.conv import Axis
 from lipflow.operators.fourier import Side, symbols
-from lipflow.operators.gram import band_bound, band_shift, is_above
+from lipflow.operators.gram import band_bound, band_shift, cholesky
 from lipflow.rounding import TINY, gamma, square_sum_max
 
 BATCH_BYTES = 8 * 2**20  # of the blocks of the frequencies computed at once
@@ -82,7 +82,8 @@ def strip_bound(taps: Iterable[Tensor], rows: Axis, guess: float = 0.0) -> Fract
 
 def strip_shift(taps: Callable[[], Iterable[Tensor]], rows: Axis, limit: float) -> float:
     """An approximation of `strip_bound`, or ∞ if it exceeds the limit: to choose a torus, never to certify."""
-    if not all(is_above(limit, diagonal, below) for diagonal, below, _ in _grams(taps(), rows)):
+    finite = not math.isinf(limit)
+    if finite and any(cholesky(diagonal, below, limit) is None for diagonal, below, _ in _grams(taps(), rows)):
         return math.inf
     shift = 0.0
     for diagonal, below, _ in _grams(taps(), rows):
