@@ -630,7 +630,7 @@ MUTANTS = [
     ),
     Mutant(
         "an average whose divisor is multiplied",
-        [Edit(REWRITE, "AvgPool(pool.window, pool.divisor / c)", "AvgPool(pool.window, pool.divisor * c)")],
+        [Edit(REWRITE, "AvgPool(q.window, q.divisor / c)", "AvgPool(q.window, q.divisor * c)")],
         [f"{GRAPH}/test_rewrite.py", "-k", "averages"],
     ),
     Mutant(

@@ -100,7 +100,7 @@ def fold(
             error = math.inf if added is None or math.isinf(carried) else up(Fraction(carried) + added)
         widest = norm_up(value)
         if rounding and math.isinf(widest):
-            raise LoweringError(f"{vertex} gives NaN or infinite numbers")
+            raise LoweringError(f"{vertex}: its numbers are not finite; use smaller weights and biases")
         reach = math.inf
         if all(map(math.isfinite, (widest, lipschitz, error))):
             reach = up((Fraction(widest) + Fraction(lipschitz) * radius + 4 * Fraction(error)) * (1 + SLACK))
@@ -146,10 +146,9 @@ def _added(vertex: Vertex, norm: Norm, reaches: Sequence[float], rounding: bool)
         raise LoweringError(f"{vertex}: {error}") from error
 
 
-# Note [pairs]: f_i - f_j = (e_i - e_j)·f. The rows M, from the identity at the output, are carried backwards: through a
-# matrix W they become MW, through a scale or a sum they are scaled, through a gather they are scattered; rows that reach
-# a vertex on several paths add up. Other vertices v end a path with (M_i - M_j)·f_v, which is ‖M_i - M_j‖·L_v-Lipschitz.
-# Each row has a bound on the error of its computation.
+# Note [pairs]: f_i - f_j = (e_i - e_j)·f. The rows M, from the identity at the output, are carried backwards: a matrix
+# W makes them MW, a scale or a sum scales them, a gather scatters them; rows that reach a vertex on several paths add
+# up. Other vertices v end a path with (M_i - M_j)·f_v, which is ‖M_i - M_j‖·L_v-Lipschitz. Each row has an error bound.
 
 
 def pairs_of(graph: Graph, lipschitz: Sequence[float], norm: Norm) -> Tensor:

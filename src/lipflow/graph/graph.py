@@ -119,10 +119,8 @@ class Builder:
         sources = list(dict.fromkeys(v for vertices in inner for v in vertices))
         places, parts = _places(sources), []
         for vertex, vertices in zip(inputs, inner, strict=True):
-            part = torch.cat([places[v] for v in vertices])
-            parts.append(
-                _take(part, vertex.primitive.index.flatten()) if isinstance(vertex.primitive, Gather) else part
-            )
+            part, p = torch.cat([places[v] for v in vertices]), vertex.primitive
+            parts.append(_take(part, p.index.flatten()) if isinstance(p, Gather) else part)
         index = _take(torch.cat(parts), index)
         counts = index[index >= 0].bincount(minlength=sum(map(size, sources)))
         needed = [v for v in sources if bool(counts[places[v]].any())] or sources[:1]

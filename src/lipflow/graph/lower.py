@@ -1,8 +1,8 @@
-"""Lowering is running: a network becomes a graph of primitives by being called with a node in the place of a batch.
+"""Lowering: a network is called with a node instead of a batch, which records a graph of primitives.
 
-Functions of torch that meet a node are looked up in the rules; every other computation is ordinary arithmetic on
-weights, so that parametrisations, normalisations and statistics become constants by themselves. What was lowered is
-held against the network itself on random images (`probe`).
+A function of torch that is given a node is replaced by its rule. Every other computation is ordinary arithmetic on
+weights, so that parametrisations, normalisations and statistics become constants. The graph is compared with the
+network on random images (`probe`).
 """
 
 import inspect
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from lipflow.graph.address import assign, move, nodes_in
+from lipflow.graph.address import assign, map_tensors, move, nodes_in
 from lipflow.graph.graph import Builder, Graph, in_order
 from lipflow.graph.modules import float64_copy, left_as_it_was, lowered_forwards
 from lipflow.graph.probe import probe
@@ -32,14 +32,14 @@ from lipflow.node import LoweringError, Node, Vertex
 from lipflow.primitives import Constant
 from lipflow.shapes import Shape, shape_of
 
-_HERE = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parents[1]
 
 
 def lower(module: nn.Module, in_shape: Shape, live: bool = False) -> Graph:
-    """The graph of primitives that a module computes in evaluation mode, on inputs of a shape.
+    """The graph of primitives that a module computes in evaluation mode, on inputs of shape `in_shape`.
 
-    What is lowered is a float64 copy; or the module itself, left as it was, where it cannot be copied or run so. With
-    `live` it is the module itself, and it is not compared with anything: for estimates that are made every epoch.
+    A float64 copy is lowered, or the module itself where it cannot be copied or run in float64; its state is restored.
+    With `live` the module itself is lowered, without a comparison, for estimates in every epoch.
     """
     shape = shape_of(in_shape)
     if not shape:
@@ -47,7 +47,7 @@ def lower(module: nn.Module, in_shape: Shape, live: bool = False) -> Graph:
     if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
         raise LoweringError(f"{type(module).__name__} has parameters without a shape yet; run it on one batch first")
     dtype = _dtype_of(module)
-    with left_as_it_was(module):  # also around a copy, as functions that it holds may use the original
+    with left_as_it_was(module):  # a copy too may hold functions that use the original
         if live:
             return _lowered(module, shape, dtype, {})[0]
         twin, failure = float64_copy(module), None
@@ -58,11 +58,9 @@ def lower(module: nn.Module, in_shape: Shape, live: bool = False) -> Graph:
             except LoweringError:
                 raise
             except RuntimeError as error:
-                if "TorchScript" in str(error):  # its interpreter has swallowed the refusal
-                    raise LoweringError(
-                        "TorchScript cannot be lowered; lower the module before it is scripted"
-                    ) from None
-                failure = error  # it computes in a type of its own, say, that does not meet float64
+                if "TorchScript" in str(error):  # the interpreter raises it in place of a LoweringError
+                    raise LoweringError("TorchScript cannot be lowered; lower the module before scripting it") from None
+                failure = error  # such as a module that computes in float32
         try:
             graph = _probed(module, shape, dtype)
         except LoweringError:
@@ -83,7 +81,7 @@ def _probed(module: nn.Module, shape: Shape, dtype: torch.dtype) -> Graph:
 def _lowered(
     module: nn.Module, shape: Shape, dtype: torch.dtype, outputs: dict[str, list[Vertex]]
 ) -> tuple[Graph, Callable[[Vertex], Vertex]]:
-    """Run a module on a node, and rewrite the graph; what modules return is put into `outputs`."""
+    """Run a module on a node and rewrite the graph; add to `outputs` what each module returns."""
     names = {id(m): name for name, m in module.named_modules()}
     mode = Lowering(dtype, names)
     start = mode.builder.input(shape)
@@ -99,11 +97,11 @@ def _lowered(
             raise
         except RecursionError:
             raise LoweringError(
-                "a `lower` runs itself: `forward` is replaced by it while a module is lowered; give `declared` and the "
-                "like a function of their own"
+                "a `lower` runs itself: while a module is lowered, `lower` replaces `forward`; give `declared` another "
+                "function than the module"
             ) from None
         except NotImplementedError as error:
-            hint = "; of a list of modules make a chain, nn.Sequential(*modules)" if "ModuleList" in str(error) else ""
+            hint = "; use nn.Sequential(*modules) to run a list of modules" if "ModuleList" in str(error) else ""
             raise LoweringError(f"{error}{hint}") from None
         except (TypeError, ValueError, AttributeError, LookupError) as error:
             raise LoweringError(f"{mode.where(_frames_of(error))}: {error}") from error
@@ -126,7 +124,7 @@ def _record(outputs: dict[str, list[Vertex]], name: str, module: nn.Module, args
 
 
 class Lowering(TorchFunctionMode):
-    """While this is entered, functions of torch that meet a node follow their rule."""
+    """While entered, functions of torch that are given a node are replaced by their rules."""
 
     def __init__(self, dtype: torch.dtype, names: dict[int, str]) -> None:
         super().__init__()
@@ -139,12 +137,10 @@ class Lowering(TorchFunctionMode):
         if not nodes_in((args, kwargs)):
             return func(*args, **kwargs)
         try:
-            with self:  # the rules themselves call functions of torch on nodes
+            with self:  # rules call functions of torch on nodes
                 return self.apply(func, args, kwargs)
-        except LoweringError as error:
-            raise self.refusal(func, error) from None
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            raise self.refusal(func, error) from error
+            raise self.located(func, error) from (None if isinstance(error, LoweringError) else error)
 
     def apply(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in VIEWS or func in COPIES:
@@ -157,7 +153,7 @@ class Lowering(TorchFunctionMode):
         if func in IN_PLACE:
             result = call(IN_PLACE[func], args, kwargs)
             if tuple(result.shape) != tuple(args[0].shape):
-                raise LoweringError(f"its result has the shape {tuple(result.shape)}, and not that of its target")
+                raise LoweringError(f"its result has another shape than its target: {tuple(result.shape)}")
             self.write(args[0], result.vertex)
             return args[0]
         if func in RULES:
@@ -165,12 +161,12 @@ class Lowering(TorchFunctionMode):
         if func in INSTEAD:
             raise LoweringError(INSTEAD[func])
         raise LoweringError(
-            "it has no rule, so that its Lipschitz bound is not known; docs/building.md lists what has one, and for "
-            "lipschitz_bound alone there is lipflow.Assume(module, bound=...)"
+            "it has no rule, so that its Lipschitz constant is unknown; docs/building.md lists the functions that have "
+            "one, and lipflow.Assume(module, bound=...) declares a bound for lipschitz_bound"
         )
 
     def write(self, target: Tensor, vertex: Vertex) -> None:
-        """Overwrite a node; or let a plain tensor stand for one from now on, with NaN for whoever looks at it."""
+        """Overwrite a node; or fill a plain tensor with NaN, and use a node instead of it from now on."""
         if isinstance(target, Node):
             target.overwrite(vertex)
             return
@@ -178,28 +174,22 @@ class Lowering(TorchFunctionMode):
         self.written[id(target)] = target, Node.of(vertex, self.builder)
 
     def stand_in(self, value: Any) -> Any:
-        """Arguments with nodes in the place of plain tensors that nodes were written into."""
+        """Arguments with nodes instead of the plain tensors that nodes were written into."""
         if not self.written:
             return value
-        if isinstance(value, Tensor):
-            return self.written[id(value)][1] if id(value) in self.written else value
-        if isinstance(value, dict):
-            return {key: self.stand_in(inner) for key, inner in value.items()}
-        if type(value) in (list, tuple):
-            return type(value)(self.stand_in(inner) for inner in value)
-        return value
+        return map_tensors(value, lambda t: self.written[id(t)][1] if id(t) in self.written else t)
 
     def place(self) -> str:
         """The name of the innermost module that is running."""
-        return self.name_in(_frames()) or ""
+        return self.name_in(_frames())
 
-    def name_in(self, frames: Iterable[FrameType]) -> str | None:
+    def name_in(self, frames: Iterable[FrameType]) -> str:
         """The name of the innermost module in some frames."""
         for frame in frames:
             owner = frame.f_locals.get("self")
             if id(owner) in self.names and isinstance(owner, nn.Module):
                 return self.names[id(owner)]
-        return None
+        return ""
 
     def where(self, frames: Iterable[FrameType]) -> str:
         """The module and the line of the user's file in some frames, such as "in 3.conv; net.py, line 12"."""
@@ -209,7 +199,7 @@ class Lowering(TorchFunctionMode):
         parts += [f"{Path(user.f_code.co_filename).name}, line {user.f_lineno}"] if user is not None else []
         return "; ".join(parts)
 
-    def refusal(self, func: Any, error: Exception) -> Exception:
+    def located(self, func: Any, error: Exception) -> Exception:
         """An error that names the function, the module, and the line of the user's file."""
         if isinstance(error, _Located):
             return error
@@ -220,11 +210,11 @@ class Lowering(TorchFunctionMode):
 
 
 class _Located(LoweringError):
-    """A refusal that says where."""
+    """An error that names its place."""
 
 
 def call(rule: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """rule(*args, **kwargs), where an argument that the rule does not name is refused."""
+    """rule(*args, **kwargs); arguments that the rule does not name are refused."""
     try:
         bound = inspect.signature(rule).bind(*args, **kwargs)
     except TypeError as error:
@@ -246,9 +236,9 @@ def _frames_of(error: Exception) -> list[FrameType]:
 
 
 def _is_users(frame: FrameType) -> bool:
-    """Whether a frame is neither of torch nor of what lowers."""
+    """Whether a frame belongs neither to torch nor to the lowering."""
     file = Path(frame.f_code.co_filename)
-    ours = any(file.is_relative_to(_HERE / name) for name in ("graph", "primitives", "node.py"))
+    ours = any(file.is_relative_to(_PACKAGE / name) for name in ("graph", "primitives", "node.py"))
     return not ours and not str(frame.f_globals.get("__name__", "")).startswith(("torch.", "importlib"))
 
 

@@ -1,4 +1,4 @@
-"""Modules that are lowered: those that know how, a float64 copy of one, and one that is left as it was."""
+"""Modules while they are lowered: their own `lower`, a float64 copy, and their state afterwards."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from lipflow.node import Node
 
-# How classes that cannot be given a `lower` of their own are lowered: {class: function(module, node) -> node}.
+# The `lower` of classes that cannot be changed: {class: function(module, node) -> node}.
 LOWERINGS: dict[type[nn.Module], Callable[[Any, Node], Node]] = {}
 
 
 def lowering_of(kind: type) -> Callable[[Any, Node], Node] | None:
-    """How a class is lowered: as the table says, or by its own `lower`, unless a subclass has another `forward`."""
+    """The entry of a class in LOWERINGS, or its `lower`, unless a subclass below it overrides `forward`."""
     if kind in LOWERINGS:
         return LOWERINGS[kind]
     owners = {name: next((c for c in kind.__mro__ if name in vars(c)), None) for name in ("forward", "lower")}
@@ -27,13 +27,13 @@ def lowering_of(kind: type) -> Callable[[Any, Node], Node] | None:
 
 @contextmanager
 def lowered_forwards(module: nn.Module) -> Iterator[None]:
-    """While this is entered, modules that know how they are lowered do so when they are called."""
+    """While entered, modules with a `lower` run it instead of `forward`."""
     changed = []
     try:
         for part in module.modules():
-            way = lowering_of(type(part))
-            if way is not None and "forward" not in vars(part):
-                part.forward = partial(way, part)
+            lowering = lowering_of(type(part))
+            if lowering is not None and "forward" not in vars(part):
+                part.forward = partial(lowering, part)
                 changed.append(part)
         yield
     finally:
@@ -42,20 +42,20 @@ def lowered_forwards(module: nn.Module) -> Iterator[None]:
 
 
 def float64_copy(module: nn.Module) -> nn.Module | None:
-    """A copy in float64 (complex128 where it is complex), in evaluation mode; None if there is no copy of it."""
+    """A copy in float64 (complex128 where it is complex) and evaluation mode; None if it cannot be copied."""
     try:
         twin = copy.deepcopy(module).to("cpu")
         for t in (*twin.parameters(), *twin.buffers()):
             if t.is_floating_point() or t.is_complex():
                 t.data = t.data.to(torch.complex128 if t.is_complex() else torch.float64)
         return twin.eval()
-    except Exception:  # whatever a copy of somebody's module raises, the module itself can be lowered
+    except Exception:  # a module of a user may raise anything; it is then lowered without a copy
         return None
 
 
 @contextmanager
 def left_as_it_was(module: nn.Module) -> Iterator[None]:
-    """Within it a module is in evaluation mode; afterwards its modes, attributes and buffers are as before."""
+    """While entered, a module is in evaluation mode; afterwards its modes, attributes and buffers are restored."""
     tables = ("_parameters", "_buffers", "_modules")
     before = [(m, dict(vars(m)), {name: dict(vars(m).get(name, {})) for name in tables}) for m in module.modules()]
     tensors = [t for _, plain, held in before for t in (*plain.values(), *held["_buffers"].values())]

@@ -1,4 +1,4 @@
-"""The comparison of a graph with the network that it was lowered from, on random images."""
+"""Comparison of a graph with the network that it was lowered from, on random images."""
 
 from collections import defaultdict
 from contextlib import ExitStack
@@ -12,16 +12,16 @@ from lipflow.graph.graph import Graph, in_order, values
 from lipflow.graph.modules import lowering_of
 from lipflow.node import IMAGES, LoweringError, Vertex
 
-SCALES = (1.0, 30.0, 1e-3)  # of the random images of a probe; the second ones are far outside of [0, 1]
-# How well a graph and its network agree: relatively, and relative to the greatest norm on the way, which was rounded.
-CLOSE = (1e-9, 1e-13)  # in float64
-CLOSE_OTHERWISE = (1e-4, 1e-6)
+SCALES = (1.0, 30.0, 1e-3)  # of the random images; the second ones are far outside of [0, 1]
+# Tolerances relative to the output of a module, and to the greatest norm of all values, which were rounded.
+TOLERANCES_FLOAT64 = (1e-9, 1e-13)
+TOLERANCES_FLOAT32 = (1e-4, 1e-6)
 
 
 def probe(module: nn.Module, graph: Graph, outputs: dict[str, list[Vertex]], dtype: torch.dtype) -> None:
-    """Run a network and its graph on random images, and compare what every module returns.
+    """Run a network and its graph on random images, and compare the outputs of every module.
 
-    The batch is of another size than the one that a node stands for, so that a size that was made a constant is seen.
+    The batch has another size than that of a node, so that a constant that depends on the batch size is noticed.
     """
     random = torch.Generator().manual_seed(0)
     wanted = [vertex for vertices in outputs.values() for vertex in vertices]
@@ -32,12 +32,12 @@ def probe(module: nn.Module, graph: Graph, outputs: dict[str, list[Vertex]], dty
         with torch.no_grad(), torch.device("cpu"), ExitStack() as stack:
             for name, part in module.named_modules():
                 stack.callback(part.register_forward_hook(partial(_collect, found, name)).remove)
-            result = module(x.to(dtype, copy=True))  # a copy, as it may be changed in place
+            result = module(x.to(dtype, copy=True))  # a copy, as the module may change it in place
             if isinstance(result, Tensor) and result.dtype != dtype:
                 raise RuntimeError(f"{type(module).__name__} computes in {result.dtype}, and not in {dtype}")
         expected: dict[int, list[tuple[str, Tensor]]] = defaultdict(list)
         for name, vertices in outputs.items():
-            # What a module with a `lower` runs inside may be called another number of times.
+            # Modules inside of one with a `lower` may be called another number of times.
             if len(found.get(name, [])) == len(vertices):
                 for vertex, theirs in zip(vertices, found[name], strict=True):
                     expected[id(vertex)].append((name, theirs))
@@ -57,20 +57,20 @@ def _collect(found: dict[str, list[Tensor]], name: str, module: nn.Module, args:
 def require_close(
     module: nn.Module, name: str, theirs: Tensor, ours: Tensor, dtype: torch.dtype, largest: float
 ) -> None:
-    """Refuse a graph that computes something else than a part of a network; numbers up to `largest` were rounded."""
+    """Refuse a graph that differs from a module of the network; numbers up to `largest` were rounded."""
     part = module.get_submodule(name)
-    called = f"{name} ({type(part).__name__})" if name else type(part).__name__
+    label = f"{name} ({type(part).__name__})" if name else type(part).__name__
     images = IMAGES + 1
     if theirs.shape != (images, *ours.shape[1:]):
         shapes = f"{tuple(theirs.shape)}, lowered ({images}, {str(tuple(ours.shape[1:]))[1:]}"
-        raise LoweringError(f"{called} returns another shape than it was lowered to, for {images} images: {shapes}")
+        raise LoweringError(f"{label} returns another shape than it was lowered to, for {images} images: {shapes}")
     if not bool(torch.isfinite(theirs).all()):
-        raise LoweringError(f"{called} gives numbers that are not finite, on random images")
+        raise LoweringError(f"{label} gives NaN or infinite numbers on random images")
     length, apart = float(theirs.double().norm()), float((theirs.double() - ours).norm())
-    close, rounded = CLOSE if dtype == torch.float64 else CLOSE_OTHERWISE
+    close, rounded = TOLERANCES_FLOAT64 if dtype == torch.float64 else TOLERANCES_FLOAT32
     if not apart <= close * length + rounded * largest:
         why = "is its `lower` right?" if lowering_of(type(part)) else "does it do the same in every call and batch?"
         raise LoweringError(
-            f"{called} computes something else than it was lowered to: on random images the two are {apart:.3g} apart, "
-            f"of {length:.3g}; {why}"
+            f"{label} computes something else than it was lowered to: on random images the outputs are {apart:.3g} "
+            f"apart, of norm {length:.3g}; {why}"
         )

@@ -1,8 +1,8 @@
-"""Rewrites: parts of a graph that are better known as one primitive. Proofs: docs/soundness.md, "Rewrites".
+"""Rewrites: several vertices joined to one with a better bound. Proofs: docs/soundness.md, "Rewrites".
 
 A rewrite takes a vertex and returns another one that computes the same up to the rounding of stored numbers, or None.
-A frozen network is defined by the numbers it stores, so such rounding is no error of a certificate; that the network
-still computes the same is seen by the probe of `lipflow.graph.lower`.
+A frozen network is defined by the numbers it stores, so this rounding is not an error of a certificate; the probe of
+`lipflow.graph.lower` compares the rewritten graph with the network.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,21 +21,19 @@ SAME = 1e-12  # relative difference of numbers that differ by the rounding of an
 
 def rewrite(builder: Builder) -> Callable[[Vertex], Vertex]:
     """The function from a vertex to its rewritten form."""
-    new: dict[int, Vertex] = {}
-    old: list[Vertex] = []  # held, so that ids stay theirs
+    new: dict[Vertex, Vertex] = {}
 
     def of(vertex: Vertex) -> Vertex:
         for v in in_order(builder.start, [vertex]):
-            if id(v) not in new:
-                old.append(v)
-                new[id(v)] = simplified(builder, v, tuple(new[id(i)] for i in v.inputs))
-        return new[id(vertex)]
+            if v not in new:
+                new[v] = simplified(builder, v, tuple(new[i] for i in v.inputs))
+        return new[vertex]
 
     return of
 
 
 def simplified(builder: Builder, vertex: Vertex, inputs: tuple[Vertex, ...]) -> Vertex:
-    """A vertex on rewritten inputs, rewritten as long as something applies."""
+    """A vertex on rewritten inputs, rewritten until no rewrite applies."""
     result = builder.vertex(vertex.primitive, *inputs, name=vertex.name)
     while True:
         better = next((r for r in (rule(builder, result) for rule in REWRITES) if r is not None), None)
@@ -44,11 +42,11 @@ def simplified(builder: Builder, vertex: Vertex, inputs: tuple[Vertex, ...]) -> 
         result = better
 
 
-# Padding that stands before a convolution is part of it
+# Padding before a convolution
 
 
 def join_padding(builder: Builder, v: Vertex) -> Vertex | None:
-    """A convolution without padding, after a Gather that pads what it gathers, is a convolution with padding."""
+    """A convolution without padding after a Gather that pads is a convolution with padding."""
     p = v.primitive
     if not (isinstance(p, Affine) and isinstance(p.op, ConvOperator)):
         return None
@@ -77,7 +75,7 @@ def _inside(index: Tensor) -> tuple[slice, slice]:
 
 
 def _period(index: Tensor) -> tuple[slice, slice]:
-    """The first rows and columns, which the others repeat."""
+    """The first rows and columns, of which the others are repetitions."""
     _, height, width = index.shape
     rows = next(n for n in range(1, height + 1) if torch.equal(index[:, n:], index[:, : height - n]))
     columns = next(n for n in range(1, width + 1) if torch.equal(index[..., n:], index[..., : width - n]))
@@ -94,68 +92,65 @@ def _convolution(kernel: Tensor, geometry: dict[str, Any]) -> ConvOperator:
     return ConvOperator(kernel, **pairs)
 
 
-# Scales and shifts join the matrix or convolution beside them
+# Scales and shifts beside a matrix or convolution
+
+
+def scale_and_shift(v: Vertex) -> tuple[Vertex, Tensor, Tensor | None] | None:
+    """(x, factor, shift) with v = factor·x + shift, where a factor of a Sum is one number; None for other vertices."""
+    p = v.primitive
+    if isinstance(p, Scale):
+        return v.inputs[0], p.factor, None
+    if not isinstance(p, Sum) or len(v.inputs) > 2:
+        return None
+    terms = list(zip(v.inputs, p.coefficients, strict=True))
+    constants = [c * x.primitive.value for x, c in terms if isinstance(x.primitive, Constant)]
+    others = [(x, torch.tensor(c, dtype=torch.float64)) for x, c in terms if not isinstance(x.primitive, Constant)]
+    if len(others) != 1:
+        return None
+    (x, factor), *_ = others
+    return x, factor, constants[0] if constants else None
 
 
 def join_after(builder: Builder, v: Vertex) -> Vertex | None:
     """A scale or shift by channel after Wx + b is W'x + b'; a factor after an average changes its divisor."""
-    p = v.primitive
-    if isinstance(p, Sum) and len(v.inputs) == 1 and isinstance(v.inputs[0].primitive, AvgPool):
-        pool, c = v.inputs[0].primitive, p.coefficients[0]
-        exact = c > 0 and pool.divisor / c * c == pool.divisor and pool.divisor / c >= 2.0**-500
-        return (
-            builder.vertex(AvgPool(pool.window, pool.divisor / c), *v.inputs[0].inputs, name=v.name) if exact else None
-        )
-    if isinstance(p, Scale):
-        inner, factor, shift = v.inputs[0], p.factor, None
-    elif isinstance(p, Sum) and len(v.inputs) == 1:
-        inner, factor, shift = v.inputs[0], torch.tensor(p.coefficients[0], dtype=torch.float64), None
-    elif isinstance(p, Sum) and len(v.inputs) == 2:
-        kinds = [type(i.primitive) for i in v.inputs]
-        if sorted(kind is Constant for kind in kinds) != [False, True]:
-            return None
-        at = kinds.index(Constant)
-        inner, constant = v.inputs[1 - at], v.inputs[at].primitive
-        assert isinstance(constant, Constant)
-        factor = torch.tensor(p.coefficients[1 - at], dtype=torch.float64)
-        shift = by_channel(p.coefficients[at] * constant.value)
-        if shift is None:
-            return None
-    else:
+    if (parsed := scale_and_shift(v)) is None:
         return None
+    inner, factor, shift = parsed
     q = inner.primitive
+    if isinstance(q, AvgPool) and isinstance(v.primitive, Sum) and shift is None:
+        c = float(factor)
+        exact = c > 0 and q.divisor / c * c == q.divisor and q.divisor / c >= 2.0**-500
+        return builder.vertex(AvgPool(q.window, q.divisor / c), *inner.inputs, name=v.name) if exact else None
+    if shift is not None and (shift := by_channel(shift)) is None:
+        return None
     if not isinstance(q, Affine) or (op := scaled_rows(q.op, factor)) is None:
         return None
     bias = None if q.bias is None else q.bias * factor
-    bias = bias if shift is None else shift if bias is None else bias + shift
-    return builder.vertex(Affine(op, bias), *inner.inputs, name=v.name)
+    return builder.vertex(Affine(op, add(bias, shift)), *inner.inputs, name=v.name)
 
 
 def join_before(builder: Builder, v: Vertex) -> Vertex | None:
     """A scale or shift by channel before Wx + b is W'x + b', if no padded border sees the shift."""
-    p, inner = v.primitive, v.inputs[0] if v.inputs else v
-    if not isinstance(p, Affine):
+    p = v.primitive
+    if not isinstance(p, Affine) or (parsed := scale_and_shift(v.inputs[0])) is None:
         return None
-    q = inner.primitive
-    if isinstance(q, Scale) or (isinstance(q, Sum) and len(inner.inputs) == 1):
-        factor = q.factor if isinstance(q, Scale) else torch.tensor(q.coefficients[0], dtype=torch.float64)
-        op = scaled_columns(p.op, factor)
-        return None if op is None else builder.vertex(Affine(op, p.bias), *inner.inputs, name=v.name)
-    if not (isinstance(q, Sum) and len(inner.inputs) == 2):
-        return None
-    constants = [i for i in inner.inputs if isinstance(i.primitive, Constant)]
-    if len(constants) != 1:
-        return None
-    at = inner.inputs.index(constants[0])
-    if not isinstance(inner.inputs[1 - at].primitive, Scale | Affine):
-        return None  # nothing would join in its turn, and inputs that are not centred round more
-    value = q.coefficients[at] * constants[0].primitive.value  # pyright: ignore[reportAttributeAccessIssue]
-    shift = by_channel(p.op(value[None])[0])
+    source, factor, shift = parsed
     if shift is None:
+        op = scaled_columns(p.op, factor)
+        return None if op is None else builder.vertex(Affine(op, p.bias), source, name=v.name)
+    if not isinstance(source.primitive, Scale | Affine):
+        return None  # nothing more would join, and inputs that are not centred round more
+    if (shift := by_channel(p.op(shift[None])[0])) is None:
         return None
-    rest = builder.sum([(q.coefficients[1 - at], inner.inputs[1 - at])], inner.name)
-    bias = shift if p.bias is None else p.bias + shift
-    return builder.vertex(Affine(p.op, bias), rest, name=v.name)
+    rest = builder.sum([(float(factor), source)], v.inputs[0].name)
+    return builder.vertex(Affine(p.op, add(p.bias, shift)), rest, name=v.name)
+
+
+def add(bias: Tensor | None, shift: Tensor | None) -> Tensor | None:
+    """The sum of two biases, which may be absent."""
+    if bias is None or shift is None:
+        return shift if bias is None else bias
+    return bias + shift
 
 
 def by_channel(value: Tensor) -> Tensor | None:
@@ -166,46 +161,39 @@ def by_channel(value: Tensor) -> Tensor | None:
 
 
 def scaled_rows(op: LinearOperator, factor: Tensor) -> LinearOperator | None:
-    """diag(factor)·W, with one factor or one an output channel."""
+    """diag(factor)·W, with one factor, or one for each output channel."""
     if factor.ndim == 0:
         return op.with_weight(op.weight * factor)
     if factor.ndim != 1 or len(factor) != op.out_shape[0]:
         return None
-    if isinstance(op, DenseOperator | ConvOperator):
-        return op.with_weight(op.weight * factor.reshape(-1, *[1] * (op.weight.ndim - 1)))
-    if isinstance(op, FourierMultiplier):
+    if isinstance(op, Adjoint):
+        transposed = scaled_columns(op.op, factor)
+        return None if transposed is None else Adjoint(transposed)
+    if isinstance(op, DenseOperator | FourierMultiplier):
         return op.with_weight(op.weight * factor[:, None])
-    if isinstance(op, Adjoint) and isinstance(op.op, ConvOperator):
-        return Adjoint(op.op.with_weight(_by_input(op.op, factor)))
-    return None
+    return op.with_weight(op.weight * factor[:, None, None, None]) if isinstance(op, ConvOperator) else None
 
 
 def scaled_columns(op: LinearOperator, factor: Tensor) -> LinearOperator | None:
-    """W·diag(factor), with one factor or one an input channel."""
+    """W·diag(factor), with one factor, or one for each input channel."""
     if factor.ndim == 0:
         return op.with_weight(op.weight * factor)
     if factor.ndim != 1 or len(factor) != op.in_shape[0]:
         return None
-    if isinstance(op, DenseOperator | FourierMultiplier):
-        return op.with_weight(op.weight * factor)
+    if isinstance(op, Adjoint):
+        transposed = scaled_rows(op.op, factor)
+        return None if transposed is None else Adjoint(transposed)
     if isinstance(op, ConvOperator):
-        return op.with_weight(_by_input(op, factor))
-    if isinstance(op, Adjoint) and isinstance(op.op, ConvOperator):
-        return Adjoint(op.op.with_weight(op.op.weight * factor[:, None, None, None]))
-    return None
-
-
-def _by_input(op: ConvOperator, factor: Tensor) -> Tensor:
-    """A kernel with its input channels scaled."""
-    blocks = op.kernel.unflatten(0, (op.groups, -1))
-    return (blocks * factor.reshape(op.groups, 1, -1, 1, 1)).flatten(0, 1)
+        blocks = op.kernel.unflatten(0, (op.groups, -1)) * factor.reshape(op.groups, 1, -1, 1, 1)
+        return op.with_weight(blocks.flatten(0, 1))
+    return op.with_weight(op.weight * factor) if isinstance(op, DenseOperator | FourierMultiplier) else None
 
 
 # Matrices after matrices, and the identity beside an operator
 
 
 def join_matrices(builder: Builder, v: Vertex) -> Vertex | None:
-    """A matrix after a matrix is one, if the product has no more entries than both."""
+    """A matrix after a matrix is one matrix, if the product has no more entries than the two have."""
     p, inner = v.primitive, v.inputs[0] if v.inputs else v
     q = inner.primitive
     if not (isinstance(p, Affine) and isinstance(q, Affine)):
@@ -215,9 +203,7 @@ def join_matrices(builder: Builder, v: Vertex) -> Vertex | None:
     after, before = p.op.weight, q.op.weight
     if len(after) * before.shape[1] > after.numel() + before.numel():
         return None
-    bias = p.bias
-    if q.bias is not None:
-        bias = after @ q.bias if bias is None else after @ q.bias + bias
+    bias = add(None if q.bias is None else after @ q.bias, p.bias)
     return builder.vertex(Affine(DenseOperator(after @ before), bias), *inner.inputs, name=v.name)
 
 
@@ -234,7 +220,7 @@ def join_identity(builder: Builder, v: Vertex) -> Vertex | None:
 
 
 def in_either_order(v: Vertex, p: Sum) -> Iterator[tuple[Vertex, Vertex, float, float]]:
-    """(x, y, a, c) with a·x + c·y, for the two ways to name the terms of a sum."""
+    """(x, y, a, c) with a·x + c·y, for both orders of the terms of a sum."""
     (x, y), (a, c) = v.inputs, p.coefficients
     yield x, y, a, c
     yield y, x, c, a
@@ -257,13 +243,13 @@ def _plus_identity(op: LinearOperator, a: float, c: float) -> LinearOperator | N
     return op.with_kernel(kernel)
 
 
-# A step down a convex potential, in anybody's code
+# Steps down a convex potential
 
 
 def recognise_descent(builder: Builder, v: Vertex) -> Vertex | None:
-    """x - Wᵀ(t·σ(Wx + b)) with t ≥ 0 by unit is a descent: of Σ tᵢφ(wᵢ·x + bᵢ), which is convex.
+    """x - Wᵀ(t·σ(Wx + b)) with t ≥ 0 for each unit is a descent of Σ tᵢφ(wᵢ·x + bᵢ), which is convex.
 
-    With one t for all units it is the step size. Otherwise σ is relu, and t·relu(y) = √t·relu(√t·y) makes it part of W.
+    If t is the same for all units it is the step size. Otherwise, for relu, t·relu(y) = √t·relu(√t·y) joins √t to W.
     """
     p = v.primitive
     if not (isinstance(p, Sum) and len(v.inputs) == 2):
@@ -299,7 +285,7 @@ def recognise_descent(builder: Builder, v: Vertex) -> Vertex | None:
 
 
 def adjoint_ratios(back: LinearOperator, op: LinearOperator) -> Tensor | None:
-    """t with back = Wᵀ·diag(t), one number for each output channel of W; None if there is none."""
+    """t with back = Wᵀ·diag(t), one number for each output channel of W; None if there is no such t."""
     if back.in_shape != op.out_shape or back.out_shape != op.in_shape:
         return None
     if isinstance(op, DenseOperator) and isinstance(back, DenseOperator):
@@ -322,7 +308,7 @@ def adjoint_ratios(back: LinearOperator, op: LinearOperator) -> Tensor | None:
 
 
 def _is_turned(back: ConvOperator, op: ConvOperator) -> bool:
-    """Whether a convolution has the geometry of the adjoint of another one: stride 1, and the margins that are left."""
+    """Whether a convolution has the geometry of the adjoint of `op`: stride 1, and the complementary padding."""
     axes = zip((back.rows, back.columns), (op.rows, op.columns), strict=True)
     return (
         back.padding_mode == op.padding_mode == "zeros"
