@@ -202,7 +202,7 @@ MUTANTS = [
                 "return distances[0]",
             )
         ],
-        [FROZEN, "-k", "stretches and overlapping"],
+        [FROZEN, "-k", "jacobians and overlapping"],
     ),
     Mutant(
         "a series taken for the exponential it stands for",
@@ -213,7 +213,7 @@ MUTANTS = [
                 "angle = Fraction(0)",
             )
         ],
-        [FROZEN, "-k", "stretches and skew"],
+        [FROZEN, "-k", "jacobians and skew"],
     ),
     Mutant(
         "no rounding slack",
