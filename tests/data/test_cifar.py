@@ -7,6 +7,7 @@ import os
 import tarfile
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -112,6 +113,13 @@ def test_load_rejects_damaged_archives(layout, tmp_path):
     write_archive(layout, archive, leave_out=last)
     with pytest.raises(DataError, match=f"lacks {layout.folder}/{last}"):
         ask(layout, tmp_path)
+
+
+def test_load_reports_errors_of_the_system(layout, tmp_path, monkeypatch):
+    write_archive(layout, tmp_path / layout.archive)
+    monkeypatch.setattr("lipflow.data.cifar.gzip.open", Mock(side_effect=PermissionError("Permission denied")))
+    with pytest.raises(DataError, match=f"{layout.name} cannot be read: .*Permission denied"):
+        load(layout.name, tmp_path)
 
 
 def test_load_rejects_archives_with_a_short_member_or_a_link(layout, tmp_path):
