@@ -85,15 +85,6 @@ def test_norm_bound_is_never_below_the_svd_of_a_convolution(first, way):
     assert not violations([random_case(seed) for seed in range(first, first + 50)])
 
 
-def test_norm_bound_is_never_below_the_svd_of_a_matrix():
-    generator, cases = torch.Generator().manual_seed(0), []
-    for seed in range(60):
-        rng = random.Random(seed)
-        weight = gaussian((rng.randint(1, 40), rng.randint(1, 40)), generator) * 10.0 ** rng.randint(-3, 3)
-        cases.append((DenseOperator(weight), weight))
-    assert not violations(cases)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_norm_bound_is_of_the_stored_weights(dtype):
     geometry = Geometry((5, 4), (3, 2), (1, 1), (1, 0), grouped=3, out=2)
