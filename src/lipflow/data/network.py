@@ -45,10 +45,7 @@ def download(title: str, url: str, sha256: str, folder: Path) -> Path:
         path = Path(pooch.retrieve(url, f"sha256:{sha256}", fname=name, path=folder, downloader=downloader))
         permit(path)
         return path
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # no network (errors of requests are OSErrors), no disk space, or a wrong hash
+    except (OSError, ValueError) as error:  # an error of requests or of the disk, or a wrong hash
         reason = _REASONS.get(type(error).__name__) or " ".join(str(error).split())[:200]
         raise DataError(
             f"could not download {title} from {url} into {folder} ({reason}); "
