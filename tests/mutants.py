@@ -90,6 +90,21 @@ MUTANTS = [
         BY_TORUS,
     ),
     Mutant(
+        "one output at each position of a circular torus",
+        [Edit(NORM, "max(map(positions.count, set(positions)))", "1")],
+        BY_TORUS,
+    ),
+    Mutant(
+        "a twisted torus for circular padding",
+        [Edit(NORM, "return [(axis.size, 0)]", "return [(axis.size, 0), (axis.size, 1)]")],
+        BY_TORUS,
+    ),
+    Mutant(
+        "the real part of the symbol alone",
+        [Edit("operators/fourier.py", "return part(cosine), part(sine)", "return part(cosine), 0 * part(sine)")],
+        BY_TORUS,
+    ),
+    Mutant(
         "strips so thin that those two apart share inputs",
         [Edit(STRIP, "thickness = max(1, -(-axis.extent // axis.stride) - 1)", "thickness = 1")],
         ["tests/operators/test_norm.py", "-k", "never_below and exact"],
