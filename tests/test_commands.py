@@ -15,7 +15,6 @@ import torch
 import lipflow
 from lipflow import cli
 from lipflow.commands.parts import PartCache
-from lipflow.commands.terminal import with_progress_bar
 from tests.processes import TIMEOUT_SECONDS, torchrun
 
 TINY = ["--model-args", "depth=1", "channels=2", "inner=2", "depth_linear=1", "features=8", "--epochs", "2"]
@@ -397,14 +396,3 @@ def test_the_recipes_number_of_threads_is_used_and_restored(certified, monkeypat
     finally:
         torch.set_num_threads(before)
     assert set(seen) == {1}
-
-
-def test_progress_shows_rate_and_time_left(monkeypatch, capsys):
-    monkeypatch.setattr("lipflow.train.writer.SECONDS_BETWEEN_LINES", 0.0)
-    parts = torch.arange(25).split(10)
-    assert torch.equal(torch.cat(list(with_progress_bar(parts, "attacking"))), torch.arange(25))
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[0] for line in lines] == ["attacking 10/25 images", "attacking 20/25 images"]
-    assert all("images/s" in line and line.endswith("left") for line in lines)
-    list(with_progress_bar(parts, "attacking", shown=False))
-    assert not capsys.readouterr().out

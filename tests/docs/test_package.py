@@ -1,4 +1,4 @@
-"""The package under examples/ works from the outside: its layers obey the laws, are certified, saved and checked."""
+"""The package under examples/ uses lipflow from outside: its layers pass the laws, are certified, saved and checked."""
 
 import os
 import subprocess

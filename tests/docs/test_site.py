@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds without a warning, no link is broken, and it asks nothing of other hosts."""
+"""The documentation as a site: it builds without a warning, has no broken link, and loads nothing from other hosts."""
 
 import functools
 import html
@@ -20,11 +20,11 @@ from tests.processes import TIMEOUT_SECONDS
 from tests.report.test_browser import browser as browser  # the fixture: Chromium, or a skipped test
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("blocks", "data", "flows", "graph", "models", "operators", "primitives", "train")
+PACKAGES = ("blocks", "data", "flows", "graph", "models", "operators", "primitives", "train")
 
 
 class Page(HTMLParser):
-    """What a page links to, what it loads, the anchors it has, and what it emphasises."""
+    """The links of a page, what it loads, its anchors, its headings and its emphasised text."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """The built site. Where the documentation tools must be there, as in `make test`, LIPFLOW_DOCS=1 says so."""
+    """The built site. Without the documentation tools the test is skipped, unless LIPFLOW_DOCS=1, as in `make test`."""
     if os.environ.get("LIPFLOW_DOCS") != "1":
         for name in ("mkdocs", "material", "mkdocstrings_handlers.python"):
             pytest.importorskip(name, reason="the documentation tools are not installed: make venv")
@@ -93,7 +93,7 @@ def test_no_link_is_broken(site, pages):
 
 
 def test_nothing_is_loaded_from_another_host(site, pages):
-    """Links to papers may be followed by a reader; nothing may be fetched without one."""
+    """A reader may follow links to papers, but the page may fetch nothing by itself."""
     loaded = [load for page in pages.values() for load in page.loads if urlsplit(load).netloc]
     assert [load for load in loaded if not load.startswith("data:")] == []
     for style in site.rglob("*.css"):
@@ -105,15 +105,15 @@ def test_every_public_name_is_on_a_page_of_the_api(site, pages):
     shown = {word for text in headings for word in text.split()}
     top = set(lipflow.__all__) - {"__version__"}
     names = {f"lipflow.{name}" for name in top}
-    for room in ROOMS:
-        members = importlib.import_module(f"lipflow.{room}").__all__
-        names |= {f"lipflow.{room}.{name}" for name in members if name not in top}
+    for package in PACKAGES:
+        members = importlib.import_module(f"lipflow.{package}").__all__
+        names |= {f"lipflow.{package}.{name}" for name in members if name not in top}
     assert sorted(names - shown) == []
 
 
 @pytest.mark.parametrize("name", ["certify_your_cnn.py", "custom_field.py"])
 def test_the_examples_are_shown_in_full(site, name):
-    """A formatter once turned the includes into something else, and the page showed no code."""
+    """A formatter may break the lines that include them."""
     shown = html.unescape(re.sub(r"<[^>]+>", "", (site / "examples.html").read_text(encoding="utf-8")))
     code = (ROOT / "examples" / name).read_text(encoding="utf-8")
     assert [line for line in code.splitlines() if line.strip() and line.strip() not in shown] == []
@@ -121,24 +121,24 @@ def test_the_examples_are_shown_in_full(site, name):
 
 
 def test_no_formula_is_taken_for_emphasis(pages):
-    """In Markdown z* and ‖W‖_F are formulas until a second asterisk or underscore follows."""
+    """In Markdown, two formulas such as z* or ‖W‖_F in a paragraph may be read as emphasis."""
     found = [text for page in pages.values() for text in page.emphasised if re.search(r"[‖=≤≥⁻²∇{}]", text)]
-    assert [text for text in found if not text.endswith(", published")] == []  # rows of a table that mean to be
+    assert [text for text in found if not text.endswith(", published")] == []  # rows of a table
 
 
-def test_in_a_browser_at_any_width(site, pages, browser):
-    """Every page fits a phone, complains of nothing, and asks its own server alone; the search finds things."""
+def test_the_site_works_in_a_browser(site, pages, browser):
+    """Every page fits a phone, prints no error and loads from its own server only; the search works."""
     handler = functools.partial(Quiet, directory=str(site))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         root = f"http://127.0.0.1:{server.server_address[1]}/"
-        said, asked, wide = [], [], []
+        printed, requested, wide = [], [], []
         context = browser.new_context(viewport={"width": 390, "height": 800})
         tab = context.new_page()
-        tab.set_default_timeout(120_000)  # a busy machine is no mistake of the site
-        tab.on("console", lambda message: said.append(message.text))
-        tab.on("pageerror", lambda error: said.append(str(error)))
-        tab.on("request", lambda request: asked.append(request.url))
+        tab.set_default_timeout(120_000)  # for a busy machine
+        tab.on("console", lambda message: printed.append(message.text))
+        tab.on("pageerror", lambda error: printed.append(str(error)))
+        tab.on("request", lambda request: requested.append(request.url))
         for path in sorted(pages):
             tab.goto(root + path.relative_to(site).as_posix())
             if tab.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
@@ -146,19 +146,19 @@ def test_in_a_browser_at_any_width(site, pages, browser):
         tab.set_viewport_size({"width": 1280, "height": 900})
         tab.goto(root + "index.html")
         tab.locator("input.md-search__input").click()
-        tab.get_by_text("Type to start searching").wait_for()  # what is typed before the index is there may be lost
-        tab.locator("input.md-search__input").press_sequentially("twisted torus")  # it listens to keys
+        tab.get_by_text("Type to start searching").wait_for()  # for the index
+        tab.locator("input.md-search__input").press_sequentially("twisted torus")
         tab.locator(".md-search-result__link").first.wait_for()
         assert "norms" in tab.locator(".md-search-result__link").first.get_attribute("href")
         context.close()
         server.shutdown()
     assert wide == []
-    assert said == []
-    assert [url for url in asked if not url.startswith((root, "data:", "blob:"))] == []
+    assert printed == []
+    assert [url for url in requested if not url.startswith((root, "data:", "blob:"))] == []
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    """A server of files that says nothing."""
+    """A server of files that prints nothing."""
 
     def log_message(self, format, *args):
         pass
