@@ -24,7 +24,7 @@ class Certify:
     run: Path
     """The folder of a finished run, or its name in runs/; or a pretrained network by name: cpl-fast-cifar10."""
     split: Literal["test", "validation"] = "test"
-    """Which images."""
+    """The split whose images are certified."""
     limit: int | None = None
     """Certify only this number of images, the first ones (None: all)."""
     radii: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class Certify:
     network: Literal["final", "best"] = "final"
     """The network at the end of its schedule, or the one with the most certified validation images."""
     data_dir: Path | None = None
-    """Where the data is, if not where it was when the network was trained."""
+    """The folder of the data (default: where it was when the network was trained)."""
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
