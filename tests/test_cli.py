@@ -1,14 +1,9 @@
 """The command line: help, flags, errors and exit codes."""
 
-import ast
-import dataclasses
-import inspect
-import itertools
+import re
 import subprocess
 import sys
-import textwrap
 import typing
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -56,35 +51,13 @@ def test_python_m_lipflow():
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_help_explains_every_flag(name, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "500")  # no line is broken
+    monkeypatch.setenv("COLUMNS", "500")  # so that no line is broken
     with pytest.raises(SystemExit) as caught:
         cli.main([name, "--help"])
     assert caught.value.code == 0
-    printed = capsys.readouterr().out
-    for flag, help_line in flags(getattr(cli._module(name), name.capitalize())):
-        assert flag in printed
-        assert help_line in printed
-
-
-def flags(kind: type) -> Iterator[tuple[str, str]]:
-    """The flags of a frozen dataclass and of its nested ones, each with the docstring that must follow its field."""
-    assert dataclasses.is_dataclass(kind)
-    assert kind.__dataclass_params__.frozen
-    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body
-    explained = {
-        node.target.id: after.value.value
-        for node, after in itertools.pairwise(body)
-        if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr)
-    }
-    for field in dataclasses.fields(kind):
-        if field.name in CHOICES and kind is not Choices:  # its flags are those of Choices
-            continue
-        inner = typing.get_type_hints(kind)[field.name]
-        if dataclasses.is_dataclass(inner):
-            yield from flags(inner)
-            continue
-        required = field.default is field.default_factory is dataclasses.MISSING
-        yield "" if required else f"--{field.name.replace('_', '-')}", explained[field.name]
+    flags = re.split(r"\n[│ ] (?=--\w)", capsys.readouterr().out)[1:]
+    assert [flag for flag in flags if ". (default: " not in flag] == []  # a sentence stands before the default
+    assert bool(flags) == (name != "models")
 
 
 def test_train_flags_change_the_published_recipe():

@@ -27,7 +27,7 @@ class Choices:
     nesterov: bool = SGD.nesterov
     """Use Nesterov's momentum, for sgd."""
     schedule: Literal["triangular", "linear", "multistep", "exponential", "constant"] = "triangular"
-    """The learning rate over the run: triangular (of the paper: peak at 2/5, lr/20 at 4/5), linear (peak at 1/5), …"""
+    """The learning rate over the run; triangular is of the paper (peak at 2/5, lr/20 at 4/5), linear peaks at 1/5."""
     milestones: tuple[float, ...] = MultiStep.milestones
     """Where multistep decays, as fractions of the run."""
     decay: float = MultiStep.decay
