@@ -23,18 +23,23 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("blocks", "data", "flows", "graph", "models", "operators", "primitives", "train")
 
 
+def texts_in(page: str, tag: str) -> list[str]:
+    """The text of each element with a tag."""
+    elements = re.findall(rf"<{tag}\b[^>]*>(.*?)</{tag}>", page, re.DOTALL)
+    return [html.unescape(re.sub(r"<[^>]+>", "", element)) for element in elements]
+
+
 class Page(HTMLParser):
     """The links of a page, what it loads, its anchors, its headings and its emphasised text."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
+        text = path.read_text(encoding="utf-8")
         self.links: list[str] = []
         self.loads: list[str] = []
         self.anchors: set[str] = set()
-        self.headings: list[str] = []
-        self.emphasised: list[str] = []
-        self._inside: list[str] = []
-        self.feed(path.read_text(encoding="utf-8"))
+        self.headings, self.emphasised = texts_in(text, "h3"), texts_in(text, "em")
+        self.feed(text)
 
     def handle_starttag(self, tag, attrs):
         values = {name: value or "" for name, value in attrs}
@@ -43,19 +48,6 @@ class Page(HTMLParser):
             self.links += [values["href"]] if "href" in values else []
         else:
             self.loads += [values[name] for name in ("src", "srcset", "data", "href") if name in values]
-        if tag in ("h3", "em"):
-            self._inside.append(tag)
-            {"h3": self.headings, "em": self.emphasised}[tag].append("")
-
-    def handle_endtag(self, tag):
-        if self._inside and tag == self._inside[-1]:
-            self._inside.pop()
-
-    def handle_data(self, data):
-        if "h3" in self._inside:
-            self.headings[-1] += data
-        if "em" in self._inside:
-            self.emphasised[-1] += data
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ function certified(run, eps) {
 // At ε = 0 it is the clean accuracy, which counts images of radius 0 too.
 const accuracy = (run, eps) => (eps === 0 ? run.sorted.length : certified(run, eps)) / Math.max(1, run.images);
 
-// An image that is broken in a ball is broken in every larger ball: an attack at a smaller ε bounds the accuracy from above.
+// An image broken in a ball is broken in every larger ball: an attack at a smaller ε bounds the accuracy from above.
 const attackedAt = (run, eps) => run.attacked.filter((point) => point[1] <= eps).at(-1) ?? null;
 
 function attackText(run, eps) {

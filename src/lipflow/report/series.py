@@ -53,7 +53,7 @@ def attacked(run: RunResults) -> list[tuple[str, float, float]]:
     """Return (ε as text, ε, accuracy) of each attack, and the clean accuracy of the same images at 0."""
     if run.outcome is None:
         return []
-    points = [(eps, down(parse_radius(eps)), accuracy(standing)) for eps, standing in run.outcome.robust.items()]
+    points = [(eps, down(parse_radius(eps)), accuracy(robust)) for eps, robust in run.outcome.robust.items()]
     return [("0", 0.0, accuracy(run.outcome.clean)), *(p for p in points if p[1] > 0)]
 
 
