@@ -55,16 +55,12 @@ def lower(module: nn.Module, in_shape: Shape, live: bool = False) -> Graph:
             try:
                 with _default_dtype(torch.float64):
                     return _probed(twin, shape, torch.float64)
-            except LoweringError:
-                raise
             except RuntimeError as error:
                 if "TorchScript" in str(error):  # the interpreter raises it in place of a LoweringError
                     raise LoweringError("TorchScript cannot be lowered; lower the module before scripting it") from None
                 failure = error  # such as a module that computes in float32
         try:
             graph = _probed(module, shape, dtype)
-        except LoweringError:
-            raise
         except RuntimeError as error:
             raise failure or error from None
     name = str(dtype).removeprefix("torch.")

@@ -117,55 +117,29 @@ COPIES: set[Any] = {
     *(Tensor.repeat, F.pad, F.unfold, F.interpolate, F.upsample),
 }
 
-# What to use instead of functions without a rule.
-INSTEAD: dict[Any, str] = {
-    **dict.fromkeys(
-        (F.layer_norm, torch.layer_norm, F.group_norm, torch.group_norm, F.instance_norm, torch.instance_norm),
-        "it divides by the deviation of its input, so it has no Lipschitz bound; use BatchNorm, or leave it out",
+# What to use instead of functions without a rule: their names, by the message.
+_INSTEAD = {
+    "it divides by the deviation of its input, so it has no Lipschitz bound; use BatchNorm, or leave it out": (
+        "layer_norm group_norm instance_norm"
     ),
-    **dict.fromkeys(
-        [*functions("softmax", "log_softmax")],
-        "leave it out, as labels, losses and certificates use scores, not probabilities",
+    "leave it out, as labels, losses and certificates use scores, not probabilities": "softmax log_softmax",
+    "it has no rule, as its rounding error is unknown; use torch.relu or lipflow.blocks.MaxMin, or declare a bound for "
+    "lipschitz_bound with lipflow.Assume(module, bound=...)": (
+        "gelu silu elu selu celu mish hardswish softplus tanh sigmoid"
     ),
-    **dict.fromkeys(
-        [F.gelu, F.silu, F.elu, F.selu, F.celu, F.mish, F.hardswish, F.softplus, *functions("tanh", "sigmoid")],
-        "it has no rule, as its rounding error is unknown; use torch.relu or lipflow.blocks.MaxMin, "
-        "or declare a bound for lipschitz_bound with lipflow.Assume(module, bound=...)",
+    "it has no rule; for a slope of at most 1 use torch.maximum(x, slope * x)": "leaky_relu prelu",
+    "it has no rule; use torch.minimum(torch.maximum(x, low), high) with tensors": "relu6 clamp clip",
+    "it has no rule; to pool use avg_pool2d, max_pool2d or mean((2, 3)), and let conditions depend on shapes only, as "
+    "numbers are unknown while a network is lowered": "sum max min amax amin all any argmax isnan isfinite",
+    "it has no Lipschitz bound on the whole space; lipflow.Assume(module, bound=...) declares one that you know": (
+        "normalize pow exp log sqrt rsqrt reciprocal norm __pow__"
     ),
-    **dict.fromkeys(
-        [F.leaky_relu, *functions("prelu")],
-        "it has no rule yet; for a slope of at most 1 it is torch.maximum(x, slope * x)",
+    "it depends on numbers, which are unknown while a network is lowered; use shapes only": (
+        "gt lt ge le eq ne __eq__ __ne__ __gt__ __lt__ __ge__ __le__ __bool__ item __float__ __int__"
     ),
-    **dict.fromkeys(
-        [F.relu6, *functions("clamp", "clip")],
-        "it has no rule yet; write torch.minimum(torch.maximum(x, low), high) with tensors",
-    ),
-    **dict.fromkeys(
-        [*functions("sum", "max", "min", "amax", "amin", "all", "any", "argmax", "isnan", "isfinite")],
-        "it has no rule; to pool use avg_pool2d, max_pool2d or mean((2, 3)), and let conditions depend on shapes only, "
-        "as numbers are unknown while a network is lowered",
-    ),
-    **dict.fromkeys(
-        [F.normalize, *functions("pow", "exp", "log", "sqrt", "rsqrt", "reciprocal", "norm"), Tensor.__pow__],
-        "it has no Lipschitz bound on the whole space; declare one that you know with lipflow.Assume(module, bound=...)",
-    ),
-    **dict.fromkeys(
-        [
-            *functions("gt", "lt", "ge", "le", "eq", "ne"),
-            *(Tensor.__eq__, Tensor.__ne__, Tensor.__gt__, Tensor.__lt__, Tensor.__ge__, Tensor.__le__),
-            Tensor.__bool__,
-            Tensor.item,
-            Tensor.__float__,
-            Tensor.__int__,
-        ],
-        "it depends on numbers, which are unknown while a network is lowered; use shapes only",
-    ),
-    **dict.fromkeys(
-        [Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__deepcopy__],
-        "it converts to numbers outside of torch; use functions of torch",
-    ),
-    **dict.fromkeys(
-        [F.scaled_dot_product_attention, F.multi_head_attention_forward],
-        "attention multiplies values that depend on the input, so it has no Lipschitz bound",
+    "it converts to numbers outside of torch; use functions of torch": "numpy tolist __array__ __deepcopy__",
+    "attention multiplies values that depend on the input, so it has no Lipschitz bound": (
+        "scaled_dot_product_attention multi_head_attention_forward"
     ),
 }
+INSTEAD: dict[Any, str] = {f: message for message, names in _INSTEAD.items() for f in functions(*names.split())}
