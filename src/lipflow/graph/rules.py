@@ -276,14 +276,6 @@ def absolute(input: Node) -> Any:
     return Pointwise("abs")(input)
 
 
-def maximum(input: Any, other: Any) -> Any:
-    return _halves(input, other)[0]
-
-
-def minimum(input: Any, other: Any) -> Any:
-    return _halves(input, other)[1]
-
-
 class Sorted(NamedTuple):
     """What `sort` returns; the indices are unknown."""
 
@@ -301,7 +293,7 @@ def sort(input: Node, dim: int = -1, descending: bool = False, stable: bool = Fa
     return Sorted((result if descending else result.flip(1)).movedim(1, axis))
 
 
-def _halves(a: Any, b: Any) -> Any:
+def maximum_minimum(a: Any, b: Any) -> tuple[Node, Node]:
     """max(a, b) and min(a, b), as the halves of one sort of pairs."""
     shape = broadcast(a, b)
     if not (isinstance(a, Node) and isinstance(b, Node)):
