@@ -1,32 +1,25 @@
-"""How fast is a frozen network, against the live one?
+"""How fast is a frozen network, compared with the live one?
 
     python benchmarks/certify.py                          # a few minutes on two cores
     python benchmarks/certify.py --only soc-10 --images 128
 
 Fresh weights, random images. `certified` is `lipflow.certify` in float64, `live` the evaluation of the same network in
-float32; both on all cores, taking turns, and a time is the least of some rounds, as a busy machine only ever adds.
-`freezing` bounds every norm, once a network.
+float32, both on all cores. They alternate, and a time is the least of some rounds. `freezing` bounds every norm, once a
+network.
 """
 
 import argparse
 import platform
-import time
-from collections.abc import Callable
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from timing import seconds
 
 import lipflow
 from lipflow.machine import keep_freed_memory
 
 MODELS = ("cpl-fast", "cpl-s", "cayley-kw3", "soc-10")
-
-
-def seconds(function: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
 
 
 def measure(name: str, images: int, rounds: int) -> tuple[float, float, float]:
@@ -37,7 +30,7 @@ def measure(name: str, images: int, rounds: int) -> tuple[float, float, float]:
     freezing = seconds(lambda: frozen.append(lipflow.freeze(network)))
     times: dict[str, list[float]] = {"certified": [], "live": []}
     with torch.no_grad():
-        for _ in range(rounds + 1):  # the first is to warm up
+        for _ in range(rounds + 1):  # the first one warms up
             times["certified"].append(seconds(lambda: lipflow.certify(frozen[0], x)))
             times["live"].append(seconds(lambda: [network(part) for part in x.split(64)]))
     return freezing, images / min(times["certified"][1:]), images / min(times["live"][1:])
@@ -45,9 +38,9 @@ def measure(name: str, images: int, rounds: int) -> tuple[float, float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=MODELS, metavar="MODEL", help="some models")
-    parser.add_argument("--images", type=int, default=128, help="images a round")
-    parser.add_argument("--rounds", type=int, default=2, help="how often each is timed")
+    parser.add_argument("--only", nargs="+", default=MODELS, metavar="MODEL", help="measure only these models")
+    parser.add_argument("--images", type=int, default=128, help="number of images in a round")
+    parser.add_argument("--rounds", type=int, default=2, help="number of timed rounds")
     arguments = parser.parse_args()
     keep_freed_memory()
     view = Table("model", "freezing", "certified", "live, float32", "live / certified")

@@ -3,20 +3,21 @@
     python benchmarks/growth.py                   # about ten minutes on two cores
     python benchmarks/growth.py --only depth      # with the figure of memory against depth (--figure PATH)
 
-Aims: the step of a network of 1000 convolutional layers (30 channels, 32×32, batch 128) takes less than 6 GB, and
-with --recompute-activations memory grows like the square root of the depth; time grows in proportion to each, at most.
+Aims: the step of a network of 1000 convolutional layers (30 channels, 32×32, batch 128) takes less than 6 GB; with
+--recompute-activations memory grows like the square root of the depth; time grows at most in proportion to each.
 
-Each row is a process of its own, run with the settings of the command line program; memory is the greatest resident
-size, less that of the same process before the network was built. Time is of one step, after one of two images.
+Each row is measured in its own process, with the settings of the command line program. Memory is the greatest resident
+size, less that of the same process before the network was built. Time is that of one step, after one with two images.
 """
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from timing import peak_megabytes
 
 BASE = dict(depth=20, channels=30, batch=64, size=32, inner=5, checkpoint=False)
 ROWS: dict[str, list[dict[str, int | bool]]] = {
@@ -25,10 +26,6 @@ ROWS: dict[str, list[dict[str, int | bool]]] = {
     "batch": [dict(batch=batch) for batch in (16, 64, 256)],
     "size": [dict(size=size) for size in (16, 32, 64)],
 }
-
-
-def peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
 
 
 def step(depth: int, channels: int, batch: int, size: int, inner: int, checkpoint: bool) -> dict[str, float]:
@@ -40,7 +37,7 @@ def step(depth: int, channels: int, batch: int, size: int, inner: int, checkpoin
     from lipflow.machine import keep_freed_memory
 
     keep_freed_memory()
-    before = peak()
+    before = peak_megabytes()
     network = lipflow.build(
         "cpl", 10, (3, size, size), depth=depth, channels=channels, inner=inner, depth_linear=1, features=512
     ).train()
@@ -53,7 +50,7 @@ def step(depth: int, channels: int, batch: int, size: int, inner: int, checkpoin
         optimiser.zero_grad()
         F.cross_entropy(network(x[:images]), y[:images]).backward()
         optimiser.step()
-    return {"seconds": time.perf_counter() - start, "megabytes": peak() - before}
+    return {"seconds": time.perf_counter() - start, "megabytes": peak_megabytes() - before}
 
 
 def draw(found: list[tuple[dict, dict[str, float]]], path: Path) -> None:
@@ -61,7 +58,7 @@ def draw(found: list[tuple[dict, dict[str, float]]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
-    for checkpoint, label in ((False, "narrow sides kept"), (True, "--recompute-activations")):
+    for checkpoint, label in ((False, "activations stored"), (True, "--recompute-activations")):
         rows = [(row["depth"], result["megabytes"] / 1e3) for row, result in found if row["checkpoint"] == checkpoint]
         axes.plot(*zip(*rows, strict=True), marker="o", label=label)
     axes.set(xlabel="depth", ylabel="GB of a training step", title="30 channels, 32×32, batch 128", ylim=(0, None))

@@ -1,9 +1,11 @@
-"""The reference: the paper's Algorithm 1 written literally in PyTorch, for other benchmarks to be measured against.
+"""The reference: the paper's Algorithm 1 written literally in PyTorch, to which other benchmarks compare lipflow.
 
 Convolution, ReLU, transposed convolution, scale and subtract are separate operations in NCHW; every layer runs one
 power iteration through autograd at each training step (100 once in evaluation), and takes h = 2/(σ̂² + 1e-4) as the
 authors do.
 """
+
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
@@ -12,66 +14,69 @@ from torch.nn import functional as F
 from lipflow.models.cpl import SIZES
 
 
-class LiteralConv(nn.Module):
-    """x - h·Wᵀ relu(Wx + b) with a 3×3 convolution W."""
+class LiteralLayer(nn.Module, ABC):
+    """x - h·Wᵀ relu(Wx + b)."""
 
     u: Tensor
 
-    def __init__(self, channels: int, inner: int, size: int) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor, u: Tensor) -> None:
         super().__init__()
-        conv = nn.Conv2d(channels, inner, 3, padding=1)
-        self.kernel, self.bias = conv.weight, nn.Parameter(torch.zeros(inner).uniform_(-0.05, 0.05))
-        u = torch.randn(1, channels, size, size)
+        self.weight, self.bias = nn.Parameter(weight.detach()), nn.Parameter(bias.detach())
         self.register_buffer("u", u / u.norm())
         self.step: Tensor | None = None
 
+    @abstractmethod
+    def product(self, x: Tensor) -> Tensor:
+        """Wx."""
+
+    @abstractmethod
+    def adjoint(self, y: Tensor) -> Tensor:
+        """Wᵀy."""
+
     def forward(self, x: Tensor) -> Tensor:
         h = self._step(1) if self.training else (self.step if self.step is not None else self._step(100))
-        y = F.conv2d(x, self.kernel, padding=1) + self.bias.view(1, -1, 1, 1)
-        return x - h * F.conv_transpose2d(F.relu(y), self.kernel, padding=1)
+        return x - h * self.adjoint(F.relu(self.product(x) + self.bias))
 
     def _step(self, iterations: int) -> Tensor:
         u = v = self.u
         for _ in range(iterations):
-            v = F.conv2d(u, self.kernel, padding=1)
+            v = self.product(u)
             v = v / v.norm()
-            u = F.conv_transpose2d(v, self.kernel, padding=1)
+            u = self.adjoint(v)
             u = u / u.norm()
-        sigma = (F.conv2d(u, self.kernel, padding=1) * v).sum()
+        sigma = (self.product(u) * v).sum()
         self.u = u.detach()
         h = 2 / (sigma**2 + 1e-4)
         self.step = None if self.training else h.detach()
         return h
 
 
-class LiteralDense(nn.Module):
-    """x - h·Wᵀ relu(Wx + b) with a matrix W."""
+class LiteralConv(LiteralLayer):
+    """A layer with a 3×3 convolution W."""
 
-    u: Tensor
+    def __init__(self, channels: int, inner: int, size: int) -> None:
+        bias = torch.zeros(inner, 1, 1).uniform_(-0.05, 0.05)
+        super().__init__(nn.Conv2d(channels, inner, 3).weight, bias, torch.randn(1, channels, size, size))
+
+    def product(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight, padding=1)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        return F.conv_transpose2d(y, self.weight, padding=1)
+
+
+class LiteralDense(LiteralLayer):
+    """A layer with a matrix W."""
 
     def __init__(self, features: int, inner: int) -> None:
-        super().__init__()
         linear = nn.Linear(features, inner)
-        self.weight, self.bias = linear.weight, linear.bias
-        self.register_buffer("u", F.normalize(torch.randn(features), dim=0))
-        self.step: Tensor | None = None
+        super().__init__(linear.weight, linear.bias, torch.randn(features))
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self._step(1) if self.training else (self.step if self.step is not None else self._step(100))
-        return x - h * (F.relu(x @ self.weight.T + self.bias) @ self.weight)
+    def product(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T
 
-    def _step(self, iterations: int) -> Tensor:
-        u = v = self.u
-        for _ in range(iterations):
-            v = self.weight @ u
-            v = v / v.norm()
-            u = self.weight.T @ v
-            u = u / u.norm()
-        sigma = ((self.weight @ u) * v).sum()
-        self.u = u.detach()
-        h = 2 / (sigma**2 + 1e-4)
-        self.step = None if self.training else h.detach()
-        return h
+    def adjoint(self, y: Tensor) -> Tensor:
+        return y @ self.weight
 
 
 class LiteralNetwork(nn.Module):

@@ -1,12 +1,12 @@
-"""Are the rivals as fast as their own literal forms?
+"""Are the layers of other methods as fast here as written literally in PyTorch?
 
     python benchmarks/rival_layers.py             # about four minutes on two cores
     python benchmarks/rival_layers.py --only cayley-kw3
 
-A training step (forward and backward) of layers of cayley-kw3 and soc-10, and of the two networks, against the same
-written down as their papers have it: Cayley as a transform of rfft2 of the padded kernel and one product at each
-frequency; SOC as the series, convolved term by term, on a kernel divided by the least of four norms by power
-iteration. Claim: ours is not slower. The two take turns, and a time is the least of five (networks: of three).
+A training step (forward and backward) of layers of cayley-kw3 and soc-10, and of the two networks, compared with the
+same written as in their papers: Cayley as a transform of rfft2 of the padded kernel and one product at each frequency;
+SOC as the series, convolved term by term, of a kernel divided by the least of four norms from power iteration. Claim:
+lipflow is not slower. The two alternate, and a time is the least of five (networks: of three).
 """
 
 import argparse
@@ -139,7 +139,7 @@ def literal_lipconvnet() -> nn.Module:
 
 
 class Row(NamedTuple):
-    """The literal form, ours, and the input: channels and side."""
+    """The literal form, that of lipflow, and the input: channels and side."""
 
     literal: Callable[[], nn.Module]
     ours: Callable[[], nn.Module]

@@ -1,48 +1,45 @@
 """What does a training step cost, for one layer of each kind at equal shapes and for each model?
 
-Seen so far, in four runs on two shared cores, so as ranges, in times a plain layer. Convolution: CPL 1.8
-to 4.2, BCOP 2.2 to 3.3, Cayley and SOC 6 to 28. Dense: CPL 2.3 to 18, SOC 6 to 26, Cayley 24 to 190, Björck about 2000.
-This does not tell CPL and BCOP convolutions apart, and times of whole models spread too much to rank them. Parameters
-do not depend on the load, and peak memory hardly. Run it on an idle machine before quoting a time.
+Found in four runs on two shared cores, as ranges of the time divided by that of a plain layer. Convolution: CPL 1.8 to
+4.2, BCOP 2.2 to 3.3, Cayley and SOC 6 to 28. Dense: CPL 2.3 to 18, SOC 6 to 26, Cayley 24 to 190, Björck about 2000.
+So CPL and BCOP convolutions cannot be distinguished, and times of whole models vary too much to rank them. Parameters
+do not depend on the load, and peak memory hardly does. Use an idle machine before you quote a time.
 
     python benchmarks/rivals.py                          # about ten minutes on two cores
     python benchmarks/rivals.py --only cpl-s,soc-10      # some rows
     python benchmarks/rivals.py --batch 64
 
-Each row is a process of its own, so that its peak memory is its own: the greatest resident size, less what Python and
-torch took before the layer was made. A step is forward, backward and SGD; the time is the least of three after one
-more, as a busy machine only ever adds. Rows of one run are comparable; between machines compare ratios.
+Each row is measured in its own process. Its peak memory is the greatest resident size, less that of the process before
+the layer was made. A step is forward, backward and SGD; the time is the least of three, after one to warm up. Rows of
+one run are comparable; between machines compare ratios.
 """
 
 import argparse
 import json
 import platform
-import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import torch
 from rich.console import Console
 from rich.table import Table
+from timing import least_seconds, peak_megabytes
+from torch import Tensor, nn
 
-STEPS = 3
+import lipflow
 
 
 class Row(NamedTuple):
     """What is measured: how to make it, and the shape of one input."""
 
-    make: Callable[[], Any]
+    make: Callable[[], nn.Module]
     shape: tuple[int, ...]
 
 
 def rows() -> dict[str, dict[str, Row]]:
     """All rows, by table."""
-    from torch import nn
-
-    import lipflow
-
     image, features = (32, 32, 32), (512,)
     convolutions = {
         "torch (no bound)": lambda: nn.Conv2d(32, 32, 3, padding=1),
@@ -74,31 +71,26 @@ def rows() -> dict[str, dict[str, Row]]:
 
 
 def measure(table: str, name: str, batch: int) -> dict[str, float]:
-    """Parameters, seconds of a training step, and peak memory in MB: run in a process of its own."""
-    import torch
+    """Parameters, seconds of a training step, and peak memory in MB, of this process."""
 
-    def train(module: torch.nn.Module, x: torch.Tensor, steps: int) -> list[float]:
-        optimiser, seconds = torch.optim.SGD(module.parameters(), lr=1e-3), []
-        for _ in range(steps):
-            start = time.perf_counter()
+    def train(module: nn.Module, x: Tensor) -> float:
+        optimiser = torch.optim.SGD(module.parameters(), lr=1e-3)
+
+        def step() -> None:
             optimiser.zero_grad()
             module(x).square().mean().backward()
             optimiser.step()
-            seconds.append(time.perf_counter() - start)
-        return seconds
 
-    def peak() -> float:
-        """In MB: ru_maxrss counts bytes on macOS, and kilobytes elsewhere."""
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+        return least_seconds(step)
 
     torch.manual_seed(0)
     row = rows()[table][name]
-    train(torch.nn.Conv2d(1, 1, 3), torch.rand(1, 1, 8, 8), 2)  # what torch loads at first use is not the row's
-    before = peak()
+    train(nn.Conv2d(1, 1, 3), torch.rand(1, 1, 8, 8))  # memory that torch takes at its first use does not count
+    before = peak_megabytes()
     module = row.make()
-    seconds = train(module, torch.rand(batch, *row.shape), 1 + STEPS)
+    seconds = train(module, torch.rand(batch, *row.shape))
     parameters = sum(p.numel() for p in module.parameters())
-    return dict(parameters=parameters, seconds=min(seconds[1:]), peak=peak() - before)
+    return dict(parameters=parameters, seconds=seconds, peak=peak_megabytes() - before)
 
 
 def run(table: str, name: str, batch: int) -> dict[str, float] | str:
@@ -130,7 +122,7 @@ def show(console: Console, table: str, measured: dict[str, dict[str, float] | st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=16, help="images or vectors a step")
-    parser.add_argument("--only", default="", help="names of rows, separated by commas")
+    parser.add_argument("--only", default="", help="measure only these rows: names, separated by commas")
     parser.add_argument("--measure", nargs=2, metavar=("TABLE", "ROW"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:

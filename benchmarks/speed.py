@@ -1,4 +1,4 @@
-"""How fast and how lean is lipflow, against the paper's Algorithm 1 written literally in PyTorch?
+"""How do the time and memory of lipflow compare with the paper's Algorithm 1 written literally in PyTorch?
 
     python benchmarks/speed.py                    # cpl-s, batch 256: about five minutes on two cores
     python benchmarks/speed.py --batch 64 --rounds 1
@@ -6,41 +6,35 @@
 Aims, on cpl-s at batch 256 and two cores: a training step is at least 4 times faster, at no more than 60% of the peak
 memory; float32 evaluation is at least twice as fast; certifying in float64 is no slower than the literal evaluation in
 float32; and a training step reaches 60% of a roofline measured here: the same matrix products, each activation read and
-written once, and nothing else. Beside it, the step with products in bfloat16 (`--precision bfloat16`).
+written once, and nothing else. The step with products in bfloat16 (`--precision bfloat16`) is measured too.
 
-Each measurement is a process of its own, so that peak memory (the greatest resident size) is its own; ours run with the
-settings that the command line program applies (`lipflow.machine`), the literal form with none. The processes take
-turns, and a time is the least seen, as a busy machine only ever adds.
+Each measurement runs in its own process, so that its peak memory (the greatest resident size) is its own. lipflow runs
+with the settings of the command line program (`lipflow.machine`), the literal form without them. The processes
+alternate, and a time is the least of all rounds, as other processes can only add time.
 """
 
 import argparse
 import json
 import platform
-import resource
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 
-MODEL, STEPS = "cpl-s", 3
+import torch
+from literal import literal
+from rich.console import Console
+from rich.table import Table
+from timing import least_seconds, peak_megabytes
+from torch.nn import functional as F
 
+import lipflow
+from lipflow.machine import keep_freed_memory
+from lipflow.models.cpl import SIZES
 
-def seconds(function: Callable[[], object], times: int = STEPS) -> float:
-    """The least time of some calls, after one more to warm up."""
-    least = float("inf")
-    for i in range(times + 1):
-        start = time.perf_counter()
-        function()
-        if i:
-            least = min(least, time.perf_counter() - start)
-    return least
+MODEL = "cpl-s"
 
 
 def training(network, batch: int, fused: bool, low: bool = False) -> float:
-    """Seconds of a training step: forward, backward, Adam; or with products in bfloat16."""
-    import torch
-    from torch.nn import functional as F
-
+    """Seconds of a training step: forward, backward, Adam; with products in bfloat16 if `low`."""
     optimiser = torch.optim.Adam(network.train().parameters(), 1e-3, fused=fused)
     x, y = torch.rand(batch, 3, 32, 32), torch.randint(0, 10, (batch,))
 
@@ -51,77 +45,27 @@ def training(network, batch: int, fused: bool, low: bool = False) -> float:
         F.cross_entropy(scores.float(), y).backward()
         optimiser.step()
 
-    return seconds(step)
+    return least_seconds(step)
 
 
 def evaluation(network, batch: int) -> float:
     """Seconds of a forward pass in evaluation mode."""
-    import torch
-
     x = torch.rand(batch, 3, 32, 32)
     with torch.no_grad():
-        return seconds(lambda: network.eval()(x))
-
-
-def literal_training(batch: int) -> float:
-    from literal import literal
-
-    return training(literal(MODEL), batch, fused=False)
-
-
-def literal_evaluation(batch: int) -> float:
-    from literal import literal
-
-    return evaluation(literal(MODEL), batch)
-
-
-def our_training(batch: int) -> float:
-    import lipflow
-    from lipflow.machine import keep_freed_memory
-
-    keep_freed_memory()
-    return training(lipflow.build(MODEL), batch, fused=True)
-
-
-def our_low_training(batch: int) -> float:
-    import lipflow
-    from lipflow.machine import keep_freed_memory
-
-    keep_freed_memory()
-    return training(lipflow.build(MODEL), batch, fused=True, low=True)
-
-
-def our_evaluation(batch: int) -> float:
-    import lipflow
-    from lipflow.machine import keep_freed_memory
-
-    keep_freed_memory()
-    return evaluation(lipflow.build(MODEL), batch)
+        return least_seconds(lambda: network.eval()(x))
 
 
 def certifying(batch: int) -> float:
-    import torch
-
-    import lipflow
-    from lipflow.machine import keep_freed_memory
-
-    keep_freed_memory()
     frozen = lipflow.freeze(lipflow.build(MODEL))
     images = torch.rand(batch, 3, 32, 32)
-    return seconds(lambda: lipflow.certify(frozen, images))
+    return least_seconds(lambda: lipflow.certify(frozen, images))
 
 
 def roofline(batch: int) -> float:
     """The products of a training step of cpl-s, and one read and write of each activation: six products a layer.
 
-    Columns stay in the cache, so their products run in chunks of images as ours do.
+    The columns of a chunk of images fit into the cache, so the products run in chunks, as in lipflow.
     """
-    import torch
-
-    from lipflow.machine import keep_freed_memory
-    from lipflow.models.cpl import SIZES
-
-    keep_freed_memory()
     sizes, chunk = SIZES[MODEL], 8
     channels, taps, positions, features = sizes["channels"], 9 * sizes["inner"], 32 * 32, 64 * sizes["channels"]
     x, z, g = (torch.rand(batch, channels, positions) for _ in range(3))
@@ -154,32 +98,32 @@ def roofline(batch: int) -> float:
             torch.mm(inner.T, out, out=total)
             total.addmm_(inner.T, flat)
 
-    return seconds(step)
+    return least_seconds(step)
 
 
 TASKS = {
-    "literal training": literal_training,
-    "lipflow training": our_training,
-    "lipflow training, bfloat16": our_low_training,
+    "literal training": lambda batch: training(literal(MODEL), batch, fused=False),
+    "lipflow training": lambda batch: training(lipflow.build(MODEL), batch, fused=True),
+    "lipflow training, bfloat16": lambda batch: training(lipflow.build(MODEL), batch, fused=True, low=True),
     "roofline": roofline,
-    "literal evaluation": literal_evaluation,
-    "lipflow evaluation": our_evaluation,
+    "literal evaluation": lambda batch: evaluation(literal(MODEL), batch),
+    "lipflow evaluation": lambda batch: evaluation(lipflow.build(MODEL), batch),
     "certifying": certifying,
 }
 
-# The aims: a ratio of times, or of peak memory, and the least it should be
+# The aims: a ratio of times or of peak memory, and its least value
 RATIOS = [
-    ("a training step against the literal one", "literal training", "lipflow training", "seconds", 4.0),
+    ("a training step, literal over lipflow", "literal training", "lipflow training", "seconds", 4.0),
     ("the same in bfloat16", "literal training", "lipflow training, bfloat16", "seconds", 4.0),
-    ("its peak memory, literal over ours", "literal training", "lipflow training", "megabytes", 1 / 0.6),
-    ("its part of the roofline", "roofline", "lipflow training", "seconds", 0.6),
-    ("float32 evaluation against the literal one", "literal evaluation", "lipflow evaluation", "seconds", 2.0),
-    ("certifying in float64 against the literal float32", "literal evaluation", "certifying", "seconds", 1.0),
+    ("its peak memory, literal over lipflow", "literal training", "lipflow training", "megabytes", 1 / 0.6),
+    ("the roofline over a training step", "roofline", "lipflow training", "seconds", 0.6),
+    ("float32 evaluation, literal over lipflow", "literal evaluation", "lipflow evaluation", "seconds", 2.0),
+    ("literal float32 evaluation over certifying in float64", "literal evaluation", "certifying", "seconds", 1.0),
 ]
 
 
 def measure(task: str, batch: int) -> dict[str, float]:
-    """One task in a process of its own."""
+    """The time and memory of a task, measured in its own process."""
     command = [sys.executable, __file__, "--task", task, "--batch", str(batch)]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
 
@@ -187,18 +131,15 @@ def measure(task: str, batch: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=2, help="how often every measurement is taken")
+    parser.add_argument("--rounds", type=int, default=2, help="number of rounds of measurements")
     parser.add_argument("--task", choices=TASKS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.task:
+        if not arguments.task.startswith("literal"):
+            keep_freed_memory()
         least = TASKS[arguments.task](arguments.batch)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
-        print(json.dumps({"seconds": least, "megabytes": peak}))
+        print(json.dumps({"seconds": least, "megabytes": peak_megabytes()}))
         return
-
-    import torch
-    from rich.console import Console
-    from rich.table import Table
 
     found: dict[str, dict[str, float]] = {}
     for _ in range(arguments.rounds):

@@ -1,12 +1,12 @@
-"""Certify your own CNN: swap its layers, train it as before, and get a proof with every answer.
+"""Certify your own CNN: replace its layers and train it as before.
 
     python examples/certify_your_cnn.py
 
-An ordinary CNN can be certified as it is, but the norms of its layers multiply, and little is left of every radius. So
-each layer is swapped for one that does not stretch. The loop is plain PyTorch, and trains both:
+An ordinary CNN can be certified as it is, but the norms of its layers multiply, so its radii are tiny. Here each layer
+is replaced by a 1-Lipschitz one. The same training loop in plain PyTorch trains both:
 
     nn.Conv2d(1, 16, 3, padding=1), nn.ReLU()    →  PadChannels(8), cpl_conv(8, 16)
-    nn.MaxPool2d(2)                              →  SpaceToDepth(2)     # a permutation: nothing is thrown away
+    nn.MaxPool2d(2)                              →  SpaceToDepth(2)     # a permutation: no information is lost
     nn.Conv2d(16, 32, 3, padding=1), nn.ReLU()   →  cpl_conv(32, 32)
     nn.MaxPool2d(2), nn.Flatten()                →  SpaceToDepth(2), Flatten()
     nn.Linear(128, 10)                           →  cpl_dense(512, 128), LastLayerNormalization(512, 10)
@@ -25,7 +25,7 @@ from lipflow.check import check
 
 
 def ordinary() -> nn.Sequential:
-    """A small CNN as anyone would write it."""
+    """An ordinary small CNN."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
         nn.ReLU(),
@@ -38,8 +38,8 @@ def ordinary() -> nn.Sequential:
     )
 
 
-def swapped() -> nn.Sequential:
-    """The same, of layers that do not stretch; of the head, every pair of classes has a constant of its own."""
+def replaced() -> nn.Sequential:
+    """The same CNN of 1-Lipschitz layers. The head has a constant for each pair of classes."""
     return nn.Sequential(
         Normalize(0.5),
         PadChannels(8),
@@ -54,7 +54,7 @@ def swapped() -> nn.Sequential:
 
 
 def train(model: nn.Module, images: Tensor, labels: Tensor, epochs: int) -> None:
-    """The margin that the loss asks for is what becomes a radius."""
+    """Train with a margin loss: a radius is a margin divided by a constant."""
     optimiser = torch.optim.Adam(model.parameters(), 0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 0.01, total_steps=epochs * -(-len(images) // 64))
     for _ in range(epochs):
@@ -71,15 +71,15 @@ def main() -> None:
     data = lipflow.data.load("digits")
     images, labels = lipflow.data.to_unit(data.train.images), data.train.labels
     print("certified up to        0  36/255     0.5  average radius")
-    for name, model in (("ordinary", ordinary()), ("swapped", swapped())):
+    for name, model in (("ordinary", ordinary()), ("replaced", replaced())):
         train(model, images, labels, epochs=20)
-        frozen = lipflow.freeze(model.eval(), in_shape=(1, 8, 8))  # float64, and every norm bounded from above
+        frozen = lipflow.freeze(model.eval(), in_shape=(1, 8, 8))  # float64, all norms bounded from above
         certificates = lipflow.certify(frozen, data.test.images)
         right = certificates.label == data.test.labels
-        held = (right, right & certificates.certified("36/255"), right & certificates.certified("0.5"))
-        shares = "".join(f"{100 * share.double().mean():7.2f}%" for share in held)
-        print(f"{name:<15} {shares}  {(certificates.radius * right).mean():.4f}, as L = {frozen.lipschitz:.4g}")
-        with tempfile.TemporaryDirectory() as folder:  # a certificate is a file that another program can check
+        shares = (right, right & certificates.certified("36/255"), right & certificates.certified("0.5"))
+        percents = "".join(f"{100 * share.double().mean():7.2f}%" for share in shares)
+        print(f"{name:<15} {percents}  {(certificates.radius * right).mean():.4f}, as L = {frozen.lipschitz:.4g}")
+        with tempfile.TemporaryDirectory() as folder:  # files that another program can check
             certificate.save(folder, frozen, certificates, data.test.images, data.test.labels)
             print(f"{'':<15}  check accepts: {check(folder, seed=0)}")
 

@@ -1,10 +1,10 @@
-"""A field and a step of your own, with the pair (L, ε) that they declare, held against what they do.
+"""Fields and a step of your own: their declared pair (L, ε), compared with the stretch of pairs of points.
 
     python examples/custom_field.py
 
-`SmoothVariation` is a gradient for `lipflow.Potential`: a number is all that has to be known of it. `LogSumExp` is a
-learned field, whose smoothness follows its weights. `Strang` is a step: half a turn, a descent, half a turn. A field
-works with every step of the table, and a step with every field that it does not refuse.
+`SmoothVariation` is a gradient for `lipflow.Potential`, with a given smoothness. `LogSumExp` is a learned field; its
+smoothness depends on its weights. `Strang` is a step in three parts. Each field works with every step of the table, and
+each step with every field that it does not refuse.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from lipflow.shapes import Shape
 
 
 class SmoothVariation(nn.Module):
-    """∇f for f(x) = Σ √(δ² + (xᵢ₊₁ - xᵢ)²), a smooth total variation of vectors: Dᵀψ(Dx) with ψ(t) = t/√(δ² + t²).
+    """∇f for f(x) = Σ √(δ² + (xᵢ₊₁ - xᵢ)²), a smooth total variation: Dᵀψ(Dx) with ψ(t) = t/√(δ² + t²).
 
     ψ has slopes in [0, 1/δ] and ‖D‖ ≤ 2, as |xᵢ₊₁ - xᵢ|² ≤ 2|xᵢ₊₁|² + 2|xᵢ|². So f is convex and 4/δ-smooth.
     """
@@ -32,16 +32,16 @@ class SmoothVariation(nn.Module):
         self.delta = delta
 
     def forward(self, x: Tensor) -> Tensor:
-        pull = x.diff(dim=1)
-        pull = pull / torch.sqrt(self.delta**2 + pull**2)
-        return nn.functional.pad(pull, (1, 0)) - nn.functional.pad(pull, (0, 1))
+        difference = x.diff(dim=1)
+        slope = difference / torch.sqrt(self.delta**2 + difference**2)
+        return nn.functional.pad(slope, (1, 0)) - nn.functional.pad(slope, (0, 1))
 
 
 class LogSumExp(Convex):
     """The field -∇f of f(x) = log Σ exp(wᵢ·x + bᵢ), a soft maximum of planes: ∇f(x) = Wᵀ softmax(Wx + b).
 
     ∇²f = Wᵀ(diag(p) - ppᵀ)W, and 0 ⪯ diag(p) - ppᵀ ⪯ ½ for probabilities p: f is convex and ½‖W‖²-smooth.
-    W is a matrix: of a convolution, each position would have its own p.
+    W is a matrix. With a convolution, each position would have its own p.
     """
 
     def __init__(self, weight: DenseWeight) -> None:
@@ -54,55 +54,55 @@ class LogSumExp(Convex):
         return op.adjoint(torch.softmax(op(x) + self.bias, 1))
 
     def smoothness_estimate(self, shape: Shape | None, iterations: int = 1) -> Tensor:
-        """From below, and differentiable: what training uses."""
+        """An estimate from below, differentiable, for training."""
         return self.weight.estimate(self.weight.operator(shape), iterations) ** 2 / 2
 
     def smoothness(self, shape: Shape | None, norm: Norm) -> float:
-        """With the norm that is asked for, rounded up: a bound from above, if it is `lipflow.norm_bound`."""
+        """½‖W‖² rounded up: a bound from above if `norm` is `lipflow.norm_bound`."""
         length = float(norm(self.weight.operator(shape)))
         return mul_up(0.5, mul_up(length, length))
 
 
 @dataclass(frozen=True)
 class Strang(Step):
-    """Through -∇f + Ax: half of a turn, a step through -∇f, and the other half (Strang 1968). The constants multiply.
+    """Through -∇f + Ax: half a step through Ax, a step through -∇f, half a step through Ax (Strang 1968).
 
-    It is made of steps that lipflow knows, so `lipflow.freeze` knows it too.
+    The constants multiply. It consists of steps that lipflow knows, so `lipflow.freeze` accepts it.
     """
 
     convex_step: Step
-    half_turn: Step
+    half_step: Step
 
     def require(self, field: Field) -> None:
         if not isinstance(field, lipflow.ConvexPlusSkew):
             raise self.refusal(field, "Strang steps through a ConvexPlusSkew(convex, skew)")
         self.convex_step.require(field.convex)
-        self.half_turn.require(field.skew)
+        self.half_step.require(field.skew)
 
     def __call__(self, field: Field, x: Tensor) -> Tensor:
         assert isinstance(field, lipflow.ConvexPlusSkew)
-        turned = self.half_turn(field.skew, x)
-        return self.half_turn(field.skew, self.convex_step(field.convex, turned))
+        first = self.half_step(field.skew, x)
+        return self.half_step(field.skew, self.convex_step(field.convex, first))
 
     def lower(self, field: Field, x: Node) -> Node:
         assert isinstance(field, lipflow.ConvexPlusSkew)
-        turned = self.half_turn.lower(field.skew, x)
-        return self.half_turn.lower(field.skew, self.convex_step.lower(field.convex, turned))
+        first = self.half_step.lower(field.skew, x)
+        return self.half_step.lower(field.skew, self.convex_step.lower(field.convex, first))
 
 
-def stretched(layer: nn.Module, tolerance: float, steps: int = 100) -> float:
-    """The greatest (‖layer(x) - layer(y)‖ - 2ε)/‖x - y‖ seen, over pairs that climb it: from below, so at most L."""
+def largest_ratio(layer: nn.Module, tolerance: float, steps: int = 100) -> float:
+    """The largest (‖layer(x) - layer(y)‖ - 2ε)/‖x - y‖ that gradient ascent finds: an estimate of L from below."""
     x = nn.functional.normalize(torch.randn(200, 8)) * 5
     y = x + torch.randn(200, 8)
-    climb = torch.optim.Adam([x.requires_grad_(), y.detach_().requires_grad_()], 0.01)
-    greatest = 0.0
+    optimiser = torch.optim.Adam([x.requires_grad_(), y.detach_().requires_grad_()], 0.01)
+    largest = 0.0
     for _ in range(steps):
         ratios = ((layer(x) - layer(y)).norm(dim=1) - 2 * tolerance) / (x - y).norm(dim=1)
-        greatest = max(greatest, float(ratios.detach().max()))
-        climb.zero_grad()
+        largest = max(largest, float(ratios.detach().max()))
+        optimiser.zero_grad()
         ratios.sum().neg().backward()
-        climb.step()
-    return greatest
+        optimiser.step()
+    return largest
 
 
 def main() -> None:
@@ -119,12 +119,12 @@ def main() -> None:
         "LogSumExp, Midpoint": Flow(learned, Midpoint()),
         "ConvexPlusSkew, Strang": Flow(both, Strang(ExplicitEuler(), Midpoint(0.5))),
     }
-    print("layer                                declares L     ε        was seen to stretch by")
+    print("layer                                declares L     ε        largest ratio found")
     for name, layer in layers.items():
         bound = lipflow.lipschitz_bound(layer.eval(), in_shape=(8,), domain=(-10.0, 10.0))
-        found = stretched(layer, bound.tolerance)
+        found = largest_ratio(layer, bound.tolerance)
         print(f"{name:<36} {bound.lipschitz:<14.8g} {bound.tolerance:<8.2g} {found:.4f}")
-        assert found <= bound.lipschitz + 1e-12, "the bound does not hold"  # rounding of the quotient itself
+        assert found <= bound.lipschitz + 1e-12, "the bound does not hold"  # 1e-12: rounding of the ratio
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The paper's tables and figures, one file each: a claim, its published numbers, the runs it needs, and a rule.
+"""The tables and figures of the paper, one file each: claims, published numbers, the runs that they need, and rules.
 
-python -m experiments --list --scale small           what would run, and for how long
-python -m experiments --scale small                  run it; what is done already is not run again
-python -m experiments --scale smoke --only relaxed   one of them, on synthetic images, in seconds
-python -m experiments.results                        docs/results.md, from the JSON in experiments/results/
+python -m experiments --list --scale small           list the runs and their expected time
+python -m experiments --scale small                  train and measure; finished runs are not repeated
+python -m experiments --scale smoke --only relaxed   one experiment on synthetic images, in seconds
+python -m experiments.results                        write docs/results.md from the JSON in experiments/results/
 """

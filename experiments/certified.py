@@ -1,6 +1,6 @@
-"""Figure 1: certified accuracy against ε, of CPL, Cayley and SOC on both data sets.
+"""Figure 1: certified accuracy against ε, of CPL, Cayley and SOC on both datasets.
 
-The paper prints numbers for three ε of these curves, in Tables 2 and 3.
+Tables 2 and 3 of the paper have the numbers of these curves at three ε.
 """
 
 from functools import partial
@@ -9,14 +9,14 @@ from experiments.draw import curves
 from experiments.experiment import Claim, Column, Experiment, Rows, Verdict
 from experiments.rivals import CAYLEY, CERTIFIED, DATA, SOC, S, beats
 from experiments.rivals import published as table
-from experiments.rivals import rows as rivals
+from experiments.rivals import rows as networks
 from lipflow.report.published import PAPER
 
 FAR = ("0.2", "0.4", "0.6", "0.8", "1")
 
 
 def along(first: str, second: str):
-    """A rule: one curve above another, at 0.2 to 0.6."""
+    """A rule: one curve is above another, at ε from 0.2 to 0.6."""
 
     def rule(rows: Rows) -> Verdict:
         return beats(rows, first, second, tuple(("certified", eps) for eps in FAR[:3]))
@@ -39,7 +39,7 @@ def experiment(data: str) -> Experiment:
         claims=claims[data],
         columns=(*CERTIFIED, *(Column(f"ε = {eps}", ("certified", eps)) for eps in FAR)),
         draw=curves("certified"),
-        runs=partial(rivals, data=data),
+        runs=partial(networks, data=data),
         measures=("certified",),
         published=table(data),
         data=data,

@@ -1,4 +1,4 @@
-"""The figures of experiments, from their JSON. matplotlib is imported when a figure is drawn, not before."""
+"""The figures of experiments, from their JSON. matplotlib is imported when a figure is drawn."""
 
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
@@ -27,6 +27,8 @@ def save(draw: Drawing, result: Result, path: Path) -> None:
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", alpha=0.3)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False, fontsize=7)
     figure.suptitle(f"{result['title']} ({result['scale']} scale)", fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150, metadata={"Software": None})
@@ -41,13 +43,13 @@ def look_up(measured: Mapping[str, Any], path: Sequence[str]) -> Any:
 
 
 def average(rows: Sequence[Mapping[str, Any]], path: Sequence[str]) -> float | None:
-    """The mean over the seeds that have a number there."""
+    """The mean over the seeds that have a number at a path."""
     found = [value for row in rows if isinstance(value := look_up(row, path), int | float)]
     return mean(found) if found else None
 
 
 def dots(figure: "Figure", result: Result) -> None:
-    """Every row in every column of percents: ours as marks, the paper's as crosses of the same colour."""
+    """All rows and all columns of percents: our numbers as marks, published ones as crosses of the same colour."""
     figure.set_size_inches(6.4, 4)
     axes = figure.add_subplot()
     columns = [c for c in result["columns"] if c["percent"]]
@@ -59,7 +61,6 @@ def dots(figure: "Figure", result: Result) -> None:
         _marks(axes, [(x, y) for x, y in enumerate(theirs) if y is not None], colour, "x", f"{label}, published")
     axes.set_xticks(range(len(columns)), [c["title"] for c in columns])
     axes.set(ylabel="accuracy (%)", ylim=(0, 100))
-    _legend(axes)
 
 
 def _marks(axes: "Axes", points: Sequence[tuple[float, float]], colour: str, mark: str, label: str) -> None:
@@ -70,7 +71,7 @@ def _marks(axes: "Axes", points: Sequence[tuple[float, float]], colour: str, mar
 
 
 def curves(*keys: str) -> Drawing:
-    """Accuracy against ε, a panel for each key: the mean over seeds, with every seed behind it."""
+    """Accuracy against ε, a panel for each key: the mean over seeds, and each seed as a thin line."""
 
     def draw(figure: "Figure", result: Result) -> None:
         figure.set_size_inches(5.2 * len(keys), 4)
@@ -88,7 +89,6 @@ def curves(*keys: str) -> Drawing:
                     axes.plot(x, y, color=colour, marker=mark, markersize=4, label=plain(label))
             axes.set(xlabel="ε, the L2 norm of the perturbation", ylabel=AXES[key], ylim=(0, 100))
             axes.set_xlim(left=0)
-            _legend(axes)
 
     return draw
 
@@ -99,7 +99,7 @@ def _curve(row: Mapping[str, Any], key: str) -> list[tuple[float, float]]:
 
 
 def epochs(figure: "Figure", result: Result) -> None:
-    """Accuracy on held-out images after every epoch, on a logarithmic axis as the paper has it."""
+    """Accuracy on held-out images after every epoch, on a logarithmic axis as in the paper."""
     figure.set_size_inches(5.6, 4)
     axes = figure.add_subplot()
     for i, (label, rows) in enumerate(result["rows"].items()):
@@ -108,17 +108,15 @@ def epochs(figure: "Figure", result: Result) -> None:
             x, y = [n for n, _ in points], [100 * value for _, value in points]
             axes.plot(x, y, marker=MARKS[i % 4], markersize=4, color=COLOURS[i % len(COLOURS)], label=plain(label))
     axes.set(xlabel="epoch", ylabel="held-out accuracy (%)", xscale="log", ylim=(0, 100))
-    last = max(
-        (n for rows in result["rows"].values() for row in rows for n, _ in row.get("validations", [])), default=1
-    )
+    numbers = [n for rows in result["rows"].values() for row in rows for n, _ in row.get("validations", [])]
+    last = max(numbers, default=1)
     ticks = [n for n in (1, 2, 3, 5, 10, 20, 50, 100, 200) if n <= last]
     axes.set_xticks(ticks, [str(n) for n in ticks])
     axes.minorticks_off()
-    _legend(axes)
 
 
 def layers(figure: "Figure", result: Result) -> None:
-    """The norm of the gradient before each layer, over that of the scores: trained, and fresh (dashed)."""
+    """The norm of the gradient before each layer over that at the scores: trained, and fresh (dashed)."""
     figure.set_size_inches(5.6, 4)
     axes = figure.add_subplot()
     for i, (label, rows) in enumerate(result["rows"].items()):
@@ -130,11 +128,10 @@ def layers(figure: "Figure", result: Result) -> None:
                 axes.plot(x, norms, style, color=COLOURS[i % len(COLOURS)], linewidth=1.2, label=plain(name))
     axes.set(xlabel="place in the network (0: first layer, 1: last)", ylabel="gradient norm / at the scores")
     axes.set_yscale("log")
-    _legend(axes)
 
 
 def bars(title: str, unit: str) -> Drawing:
-    """One column as bars, a bar a row."""
+    """One column as bars, one for each row."""
 
     def draw(figure: "Figure", result: Result) -> None:
         figure.set_size_inches(5.2, 3.6)
@@ -149,8 +146,3 @@ def bars(title: str, unit: str) -> Drawing:
         axes.set_ylabel(unit)
 
     return draw
-
-
-def _legend(axes: "Axes") -> None:
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=7)

@@ -1,8 +1,8 @@
-"""How much of the certified Lipschitz constant is used: the paper's explanation of why CPL does well under PGD.
+"""The effective Lipschitz constant beside the certified one: the paper's reason for the accuracy of CPL under PGD.
 
-It says that CPL layers only have an upper bound, while Cayley and SOC preserve norms, so that CPL's effective constant
-is smaller than its certified one. Measured from below: the greatest slope of a margin f_y - f_j at a test image, over
-its certified bound. 1 would be all of it. What is judged and drawn is the mean over images.
+The paper says that CPL layers only have an upper bound while Cayley and SOC preserve norms, so that the effective
+constant of CPL is smaller than its certified one. It is estimated from below: the greatest slope of a margin f_y - f_j
+at a test image, divided by its certified bound, is the part that is used. The mean over images is judged and drawn.
 """
 
 from functools import partial
@@ -21,7 +21,7 @@ from experiments.experiment import (
     noise_of,
 )
 from experiments.rivals import CAYLEY, SOC, S
-from experiments.rivals import rows as rivals
+from experiments.rivals import rows as networks
 from lipflow.report.published import PAPER
 
 USED = Column("most used", ("used",))
@@ -29,14 +29,14 @@ AVERAGE = Column("used on average", ("used_mean",))
 
 
 def less(than: str):
-    """A rule: CPL-S uses less on average than a rival. All are probed at the same images, so the noise is of seeds."""
+    """A rule: CPL-S uses less on average than another network. The images are the same, so the noise is of seeds."""
 
     def rule(rows: Rows) -> Verdict:
         ours, theirs = (Quantity.of(rows.values(label, *AVERAGE.path)) for label in (S, than))
         noise = noise_of(ours, theirs)
         text = f"used on average: {S} {ours}, {than} {theirs} (noise of seeds ±{100 * noise:.1f})"
         if min(ours.seeds, theirs.seeds) < 2:
-            return Verdict(NOT_JUDGED, f"{text}: of one seed there is no noise to know")
+            return Verdict(NOT_JUDGED, f"{text}: the noise of one seed is unknown")
         return judge(theirs.value - ours.value, noise, text)
 
     return rule
@@ -64,7 +64,7 @@ EXPERIMENTS = (
             AVERAGE,
         ),
         draw=bars(AVERAGE.title, "part of the certified constant that is used (%)"),
-        runs=partial(rivals, data="cifar10"),
+        runs=partial(networks, data="cifar10"),
         measures=("effective",),
     ),
 )

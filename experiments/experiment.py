@@ -1,9 +1,9 @@
-"""What an experiment is: rows of runs, what is measured of each, and claims with the rules that judge them.
+"""Experiments: rows of runs, the measures of each run, and claims with the rules that judge them.
 
 A claim is **seen**, **not seen**, or **cannot be judged** at a scale. A rule compares accuracies with their standard
-errors: √(p(1 - p)/n + s²/k) for n images and k seeds with standard deviation s. Of one seed s is not known: then the
-error is of images alone, and the evidence says so. A difference within its noise cannot be judged: two standard errors,
-and more where they are of few seeds (Student's 95%, with Welch's degrees of freedom).
+errors: √(p(1 - p)/n + s²/k) for n images and k seeds with standard deviation s. For one seed, s is unknown; then the
+error is that of the images alone, and the evidence says so. A difference cannot be judged if it is within its noise,
+which is two standard errors, or more for few seeds (Student's 95% quantile with Welch's degrees of freedom).
 """
 
 import math
@@ -18,27 +18,29 @@ from lipflow.train.run import Run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+PAPER_SCALE = ("paper",)  # the scales of a claim that smaller networks give no evidence about
 SEEN, NOT_SEEN, NOT_JUDGED = "seen", "not seen", "cannot be judged"
 Outcome = Literal["seen", "not seen", "cannot be judged"]
 Measured = Mapping[str, Any]  # of one run, as JSON values
-# Student's two-sided 95%: degrees of freedom, and how many standard errors. In between, those of the smaller number.
+# Student's two-sided 95% quantile: (degrees of freedom, standard errors). Other degrees of freedom are rounded down.
+# Here, as SciPy is not required to run the experiments; a test compares it with SciPy.
 STUDENT = ((1, 12.71), (2, 4.303), (3, 3.183), (4, 2.777), (5, 2.571), (6, 2.447), (8, 2.307), (10, 2.229), (15, 2.132))
 STUDENT += ((20, 2.086), (30, 2.043), (61, 2.0))
 
 
 class Verdict(NamedTuple):
-    """What a rule says, and the numbers that it says it from."""
+    """The outcome of a rule, and the numbers on which it rests."""
 
     outcome: Outcome
     evidence: str
 
 
 class Missing(KeyError):
-    """A number that a rule asks for and that was not measured."""
+    """A number that a rule needs and that was not measured."""
 
 
 class Quantity(NamedTuple):
-    """A mean over seeds, and its variance: what the images have of it, and what the seeds have."""
+    """A mean over seeds, and the two parts of its variance: from the sample of images and from the seeds."""
 
     value: float
     of_images: float
@@ -74,15 +76,15 @@ class Rows:
         return found
 
     def accuracy(self, label: str, *path: str) -> Quantity:
-        """A fraction of images, such as ("certified", "36/255"); its error is of the images that it is a part of."""
+        """A fraction of images, such as ("certified", "36/255"), with the variance for their number."""
         values = [float(v) for v in self.values(label, *path)]
-        counted = {"attacked": "attacked_images", "standing": "attacked_images", "validation": "validation_images"}
+        counted = {"attacked": "attacked_images", "validation": "validation_images"}
         images = min(self.values(label, counted.get(path[0], "images")))
         p = mean(values)
         return Quantity.of(values, p * (1 - p) / images)
 
     def loss(self, label: str, first: tuple[str, ...], last: tuple[str, ...]) -> Quantity:
-        """How much less an accuracy is at one path than at another."""
+        """The accuracy at a first path minus that at a last one, seed by seed."""
         values = [self.values(label, *path) for path in (first, last)]
         of_images = sum(self.accuracy(label, *path).of_images for path in (first, last))
         return Quantity.of([float(a) - float(b) for a, b in zip(*values, strict=True)], of_images)
@@ -92,7 +94,7 @@ Rule = Callable[[Rows], Verdict]
 
 
 def noise_of(*quantities: Quantity) -> float:
-    """Within what a sum or difference of these says nothing."""
+    """The noise of a sum or difference of independent quantities."""
     total = sum(q.of_images + q.of_seeds for q in quantities)
     doubt = sum(q.of_seeds**2 / (q.seeds - 1) for q in quantities if q.of_seeds)
     freedom = total**2 / doubt if doubt else math.inf
@@ -100,29 +102,29 @@ def noise_of(*quantities: Quantity) -> float:
 
 
 def judge(left: float, noise: float, evidence: str) -> Verdict:
-    """Whether a difference is above 0, below it, or within its noise."""
+    """Seen if a difference is above its noise, not seen if it is below minus its noise."""
     return Verdict(SEEN if left > noise else NOT_SEEN if left < -noise else NOT_JUDGED, evidence)
 
 
 def above(rows: Rows, first: tuple[str, ...], second: tuple[str, ...], by: float = 0.0) -> Verdict:
-    """Whether one accuracy is above another, by at least so much; each is (label, key, …)."""
+    """Whether one accuracy is above another by more than `by`; each is given as (label, key, …)."""
     a, b = rows.accuracy(*first), rows.accuracy(*second)
     noise, where = noise_of(a, b), " ".join(first[1:])
     return judge(a.value - b.value - by, noise, f"{where}: {first[0]} {a}, {second[0]} {b} ({_noise(noise, a, b)})")
 
 
 def shrinks(rows: Rows, better: str, worse: str, first: tuple[str, ...], last: tuple[str, ...]) -> Verdict:
-    """Whether one row gains on another at a first path, and gains less at a last one."""
+    """Whether one row is above another at a first path, and by less at a last one."""
     a, b, c, d = (rows.accuracy(label, *path) for path in (first, last) for label in (better, worse))
     gain, later = a.value - b.value, c.value - d.value
-    # The same runs at two places: what they lose from one to the other, run by run.
+    # The runs at both paths are the same, so the noise is that of their differences.
     noise = noise_of(rows.loss(better, first, last), rows.loss(worse, first, last))
     text = (
         f"{better} over {worse}: {100 * gain:.1f} points {' '.join(first)}, {100 * later:.1f} {' '.join(last)} "
         f"({_noise(noise, a, b, c, d)})"
     )
     if gain <= noise_of(a, b):
-        return Verdict(NOT_JUDGED, f"{text}: no gain to speak of")
+        return Verdict(NOT_JUDGED, f"{text}: the gain is within its noise")
     return judge(gain - later, noise, text)
 
 
@@ -132,30 +134,30 @@ def _noise(noise: float, *quantities: Quantity) -> str:
 
 
 def every(*verdicts: Verdict) -> Verdict:
-    """All of them: not seen if one is not, and to be judged only if all are."""
+    """The conjunction: not seen if one is not seen, and otherwise seen only if all are seen."""
     outcomes = {v.outcome for v in verdicts}
     outcome = NOT_SEEN if NOT_SEEN in outcomes else NOT_JUDGED if NOT_JUDGED in outcomes else SEEN
     return Verdict(outcome, "; ".join(v.evidence for v in verdicts))
 
 
 def holds(condition: bool, evidence: str) -> Verdict:
-    """Seen or not, where there is no noise to speak of."""
+    """Seen or not seen, for a condition without noise."""
     return Verdict(SEEN if condition else NOT_SEEN, evidence)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence, the rule that judges it, and at which scales it can be judged at all."""
+    """A sentence, the rule that judges it, and the scales at which it can be judged."""
 
     text: str
     rule: Rule
     scales: tuple[str, ...] = ("small", "paper")
-    otherwise: str = "the cut networks and schedules of this scale say nothing about it"
+    otherwise: str = "the smaller networks and shorter schedules of this scale give no evidence"
     ours: bool = False  # a claim of lipflow, which the paper does not make
 
     def judge(self, scale: str, rows: Rows) -> Verdict:
         if scale == "smoke":
-            return Verdict(NOT_JUDGED, "a smoke run, on synthetic images: it shows that the code runs, and no more")
+            return Verdict(NOT_JUDGED, "a smoke run, on synthetic images, only shows that the code runs")
         if scale not in self.scales:
             return Verdict(NOT_JUDGED, self.otherwise)
         try:
@@ -165,7 +167,7 @@ class Claim:
 
 
 class Column(NamedTuple):
-    """A column of a table: where its numbers are, whether they are fractions, and at which scales it is shown."""
+    """A column of a table: the path of its numbers, whether they are fractions, and the scales that show it."""
 
     title: str
     path: tuple[str, ...]
@@ -182,7 +184,7 @@ class Experiment:
     source: str  # where in the paper
     claims: tuple[Claim, ...]
     columns: tuple[Column, ...]
-    draw: Callable[["Figure", Mapping[str, Any]], None]  # a result, as its JSON, onto an empty figure
+    draw: Callable[["Figure", Mapping[str, Any]], None]  # draws a result, given as JSON values, on an empty figure
     runs: Callable[[Scale], Mapping[str, Sequence[Run]]] = lambda scale: {}
     measures: tuple[str, ...] = ()  # names in experiments.measure.MEASURES, in order
     fixed: Callable[[], Mapping[str, Sequence[Measured]]] = dict  # rows that need no run

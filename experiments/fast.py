@@ -1,22 +1,22 @@
-"""The most certified accuracy per minute on CIFAR-10: one claim, and its evidence.
+"""Certified accuracy per minute on CIFAR-10: one claim, and its evidence.
 
-    python -m experiments.fast --list             what is done, and what is not
-    python -m experiments.fast                    train and certify what is not, and write the page after each run
+    python -m experiments.fast --list             list the runs and their states
+    python -m experiments.fast                    train and certify all runs, and write the page after each
     python -m experiments.fast --only cpl-fast-30m-0 cpl-s-30m-0
-    python -m experiments.fast --attack cpl-fast-30m-0      by PGD and AutoAttack (the extra `attack`)
+    python -m experiments.fast --attack cpl-fast-30m-0      PGD and AutoAttack (needs the extra `attack`)
     python -m experiments.fast --gap cpl-fast-30m-0         accuracy on training and on held-out images
-    python -m experiments.fast --against cpl-fast-2h-erased-0    the shipped network, on images held out of both
+    python -m experiments.fast --against cpl-fast-2h-erased-0    compare with the shipped network, on held-out images
     python -m experiments.fast --shipped                    certify the network that comes with the package
 
-Claim, to be judged by the table: in 30 minutes on two cores, `lipflow train --model cpl-fast --data cifar10 --budget
-30m` certifies more test images at 36/255 than any other network here that is given the same 30 minutes. The network is
-models/fast.py, its recipe CPL_FAST in train/recipe.py, and docs/log.md is the log of what was tried. Recipes are
-compared on the 5000 held-out images, and what is certified is the network at the end of its schedule. One choice was
-made after test images had been seen: that two hours are trained with shifts by 4 pixels (docs/log.md).
+Claim: in 30 minutes on two cores, `lipflow train --model cpl-fast --data cifar10 --budget 30m` certifies more test
+images at 36/255 than any other network of the table with the same budget. The network is models/fast.py, its recipe is
+CPL_FAST in train/recipe.py, and docs/log.md lists the experiments that led to it. Recipes are compared on the 5000
+held-out images, and the network at the end of the schedule is certified. One choice was made after test images had been
+evaluated: the shifts by 4 pixels for the budget of two hours (docs/log.md).
 
-Rivals have their published recipes, with the schedule fitted to the budget. A run is the command of its name, and one
-that was interrupted goes on. Numbers go to experiments/results/fast.json, beside those of runs that are not here, and
-the page to docs/fast.md.
+Other networks have their published recipes, with the schedule fitted to the budget. An interrupted run is resumed. The
+numbers are written to experiments/results/fast.json, which keeps those of runs that are not on this machine, and the
+page to docs/fast.md.
 """
 
 import argparse
@@ -28,9 +28,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.fast_page import FIGURE, PAGE, SHIPPED, Rows, draw, page
-from experiments.provenance import of_test, provenance
+from experiments.provenance import of_test, provenance, write_json
 from experiments.runner import answered, ensure, state
-from experiments.scale import GRID
 from lipflow.files import write_atomic
 from lipflow.machine import keep_freed_memory
 from lipflow.report.figure import require_matplotlib
@@ -42,18 +41,18 @@ if TYPE_CHECKING:
     from lipflow.certificate import CertificateFile
 
 RESULT, FOLDER, AUTO = Path("experiments/results/fast.json"), Path("runs/fast"), "autoattack.json"
-TRAIN, HELD_OUT, TEST = 50000, 5000, 10000  # images; what is held out is so unless a row says otherwise
+TRAIN, HELD_OUT, TEST = 50000, 5000, 10000  # numbers of images; a row may hold out another number
 
 
 @dataclass(frozen=True)
 class Row:
-    """One model at one budget, with some seeds, and what it changes of its model's recipe."""
+    """One model at one budget: its number of seeds, and its changes of the recipe."""
 
     model: str
     budget: str
     seeds: int = 1
-    name: str = ""  # which of the recipes of a model and a budget it is
-    changes: Mapping[str, Any] = field(default_factory=dict)  # by the name of a flag of `lipflow train`
+    name: str = ""  # distinguishes rows with the same model and budget
+    changes: Mapping[str, Any] = field(default_factory=dict)  # flag of `lipflow train` → value
 
     @property
     def title(self) -> str:
@@ -84,34 +83,21 @@ ROWS = (
 
 
 def _typed(value: Any) -> str:
-    """A value as it is typed on the command line."""
+    """A value as text for the command line."""
     arguments = value.items() if isinstance(value, Mapping) else ()
     return " ".join(f"{name}={argument}" for name, argument in arguments) or str(value)
 
 
 def certified(folder: Path, data_dir: Path | None) -> "CertificateFile":
-    """The certificate of all test images, made unless it is there."""
+    """The certificate of all test images, which is made if there is none."""
     from lipflow.commands.certify import Certify, certify
 
     return of_test(folder, TEST, lambda: certify(Certify(folder, data_dir=data_dir)))
 
 
-def summary(held: "CertificateFile") -> dict[str, Any]:
-    """What a certificate of test images says of its network."""
-    from lipflow.radius import parse_radius
-    from lipflow.report.table import accuracy
-
-    return {
-        "images": len(held.truth),
-        "clean": accuracy(held.right),
-        "certified": {eps: accuracy(held.certified(parse_radius(eps))) for eps in GRID},
-        "average_radius": accuracy(held.radius * held.right),
-        "lipschitz": held.lipschitz,
-    }
-
-
 def measured(run: Run) -> dict[str, Any]:
-    """What test images say of a finished run, certified unless they were, and what the log says of the way there."""
+    """All numbers of a finished run: from its certificate of the test images, from its log, and from attacks."""
+    from experiments.measure import epochs_of, summary
     from lipflow.data import steps_per_epoch
     from lipflow.radius import parse_radius
     from lipflow.report.run_results import read
@@ -119,17 +105,15 @@ def measured(run: Run) -> dict[str, Any]:
 
     held = certified(run.folder, run.data_dir)
     found = read(run.folder, run.folder.name)
-    kept = found.record
-    lines = [json.loads(line) for line in (run.folder / "log.jsonl").read_text().splitlines()]
-    epochs = [line for line in lines if line["kind"] == "epoch"]
-    held_out = HELD_OUT if kept.run.validation_images is None else kept.run.validation_images
+    record, epochs = found.record, epochs_of(run.folder)
+    held_out = HELD_OUT if record.run.validation_images is None else record.run.validation_images
     result = {
         "run": run.folder.name,
         **summary(held),
-        "steps": kept.steps,
-        "epochs": kept.steps / steps_per_epoch(TRAIN - held_out, kept.run.recipe.batch_size),
+        "steps": record.steps,
+        "epochs": record.steps / steps_per_epoch(TRAIN - held_out, record.run.recipe.batch_size),
         "seconds": epochs[-1]["seconds"],
-        "recorded": dict(kept.environment),
+        "recorded": dict(record.environment),
         "on_the_way": [
             [round(e["seconds"] / 60, 3), e["validation"]["clean"], e["validation"]["certified_estimated"]["36/255"]]
             for e in epochs
@@ -148,7 +132,7 @@ def measured(run: Run) -> dict[str, Any]:
 
 
 def known(runs: Sequence[Run], stored: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """What is known of some runs: measured where they are here, and as it was written down where they are not."""
+    """The numbers of some runs: measured if the run is on this machine, and from `stored` otherwise."""
     from lipflow.train.record import Record
 
     for run in runs:
@@ -161,9 +145,9 @@ def known(runs: Sequence[Run], stored: Sequence[Mapping[str, Any]]) -> list[Mapp
 
 
 def attack(run: Run, images: int, few: int) -> None:
-    """L2-PGD on some images, and AutoAttack's standard set on fewer: it takes far longer.
+    """L2-PGD on some images, and the standard AutoAttack, which takes far longer, on `few`.
 
-    AutoAttack works on the live network in float32; what it returns is judged by the frozen one.
+    AutoAttack attacks the live network in float32; the frozen network classifies the images that it finds.
     """
     import torch
     from pyautoattack import AutoAttack
@@ -184,12 +168,11 @@ def attack(run: Run, images: int, few: int) -> None:
     found = tool.run_standard_evaluation(x, truth, batch_size=100)[0].clamp(0, 1)
     with torch.no_grad():
         standing, clean = ((frozen(t).argmax(1) == truth).double().mean().item() for t in (found, x))
-    text = json.dumps({"epsilon": eps, "images": few, "clean": clean, "standing": standing}) + "\n"
-    write_atomic(run.folder / AUTO, lambda temporary: temporary.write_text(text))
+    write_json(run.folder / AUTO, {"epsilon": eps, "images": few, "clean": clean, "standing": standing})
 
 
 def gap(run: Run) -> None:
-    """Print what a finished network knows of its training images and of the held-out ones, by estimate."""
+    """Print the estimated accuracy of a finished run on training images and on held-out ones."""
     from lipflow import data, load
     from lipflow.train.distributed import join
     from lipflow.train.evaluate import estimate
@@ -203,7 +186,7 @@ def gap(run: Run) -> None:
 
 
 def against(run: Run) -> None:
-    """Print what the shipped network and a finished run certify of the images that were held out of both."""
+    """Print the certified accuracy of the shipped network and of a finished run, on the images held out of both."""
     import torch
 
     from lipflow import certify, data, freeze, load
@@ -219,9 +202,9 @@ def against(run: Run) -> None:
     images, labels = mine.images[both], mine.labels[both]
     found = [certify(freeze(load(name)), images) for name in (SHIPPED, run.folder)]
     for name, certificates in zip((SHIPPED, run.folder.name), found, strict=True):
-        told = "  ".join(f"{eps}: {certificates.accuracy(labels, eps):.1%}" for eps in EPSILONS)
+        at = "  ".join(f"{eps}: {certificates.accuracy(labels, eps):.1%}" for eps in EPSILONS)
         clean = f"{certificates.accuracy(labels):.1%}"
-        print(f"{name}, {len(labels)} images held out of both: clean {clean}, certified {told}")
+        print(f"{name}, {len(labels)} images held out of both: clean {clean}, certified {at}")
     first, second = ((c.label == labels) & c.certified(EPSILONS[0]) for c in found)
     more = second.double() - first.double()
     print(f"more at {EPSILONS[0]}, in points: {100 * more.mean():.1f} ± {100 * more.std() / len(more) ** 0.5:.1f}")
@@ -232,15 +215,13 @@ def main(words: Sequence[str] | None = None) -> int:
     data = Path("data") if Path("data").is_dir() else None
     runs = {run.folder.name: run for row in ROWS for run in row.runs(data)}
     parser.add_argument("--only", nargs="+", choices=runs, metavar="RUN", help="train and certify only these")
-    parser.add_argument("--list", action="store_true", help="show what is done")
-    parser.add_argument("--page", action="store_true", help="train nothing; write the page of what is done")
+    parser.add_argument("--list", action="store_true", help="list the runs and their states")
+    parser.add_argument("--page", action="store_true", help="write the page without training")
     parser.add_argument("--attack", choices=runs, metavar="RUN", help="attack this finished run, then write the page")
-    parser.add_argument(
-        "--gap", choices=runs, metavar="RUN", help="training against held-out images, of a finished run"
-    )
-    parser.add_argument("--against", choices=runs, metavar="RUN", help="held-out images: this run, and the shipped one")
-    parser.add_argument("--shipped", action="store_true", help="certify the network that is shipped")
-    parser.add_argument("--images", type=int, nargs=2, default=(1000, 100), help="under PGD, and under AutoAttack")
+    parser.add_argument("--gap", choices=runs, metavar="RUN", help="compare training and held-out images")
+    parser.add_argument("--against", choices=runs, metavar="RUN", help="compare this run with the shipped network")
+    parser.add_argument("--shipped", action="store_true", help="certify the shipped network")
+    parser.add_argument("--images", type=int, nargs=2, default=(1000, 100), help="numbers for PGD and AutoAttack")
     options = parser.parse_args(words)
     if options.list:
         print("\n".join(f"{state(run):<12} {name}" for name, run in runs.items()))
@@ -267,25 +248,23 @@ def main(words: Sequence[str] | None = None) -> int:
     return answered("experiments.fast", work)
 
 
-def told(rows: Rows, shipped: Mapping[str, Any] | None = None) -> str:
-    """The page, with the commands that train our rows."""
+def text_of(rows: Rows, shipped: Mapping[str, Any] | None = None) -> str:
+    """The page, with the commands that train cpl-fast."""
     ours = [f"{row.command} --out runs/{row.runs(None)[0].folder.name}" for row in ROWS if row.model == "cpl-fast"]
     return page(rows, {row.title: row.seeds for row in ROWS}, ours, shipped)
 
 
 def publish(data: Path | None, certify_shipped: bool = False) -> None:
-    """The numbers, the page and the figure of all that is known."""
+    """Write the numbers, the page and the figure."""
+    from experiments.measure import summary
     from lipflow.pretrained import folder_of
 
     stored = json.loads(RESULT.read_text()) if RESULT.is_file() else {"rows": {}}
     rows = {row.title: known(row.runs(data), stored["rows"].get(row.title, ())) for row in ROWS}
     shipped = summary(certified(folder_of(Path(SHIPPED)), data)) if certify_shipped else stored.get("shipped")
-    made = provenance("python -m experiments.fast")
-    text = json.dumps({"rows": rows, "shipped": shipped, "provenance": made}, indent=1, ensure_ascii=False) + "\n"
-    RESULT.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(RESULT, lambda temporary: temporary.write_text(text))
+    write_json(RESULT, {"rows": rows, "shipped": shipped, "provenance": provenance("python -m experiments.fast")})
     draw(rows, FIGURE)
-    write_atomic(PAGE, lambda temporary: temporary.write_text(told(rows, shipped)))
+    write_atomic(PAGE, lambda temporary: temporary.write_text(text_of(rows, shipped)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Figures 4 and 5: the margin of the loss against certified accuracy and accuracy under PGD, CPL-S on both data sets.
+"""Figures 4 and 5: certified accuracy and accuracy under PGD for margins of the loss, CPL-S on both datasets.
 
-The paper prints neither the margins nor the curves as numbers. Ours range from a seventh of the published 0.7 to four
-times it.
+The paper prints neither the margins nor the accuracies as numbers. Here the margins range from a seventh of the
+published 0.7 to four times it.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ LARGE = "0.8"
 
 
 def margins(scale: Scale, data: str) -> Mapping[str, list[Run]]:
-    """CPL-S at each margin; at the published one it is the run of the tables."""
+    """CPL-S at each margin; at the published margin, the run of the main table."""
     changes = {m: {} if m == PUBLISHED else {"margin": m} for m in MARGINS}
     return {f"m = {m:g}": scale.runs("cpl-s", data, scale.one, **change) for m, change in changes.items()}
 
@@ -32,7 +32,7 @@ def clean(rows: Rows) -> Verdict:
 
 
 def robust(key: str):
-    """A rule: at a large ε it is the other way round."""
+    """A rule: at a large ε the largest margin is better than the smallest."""
 
     def rule(rows: Rows) -> Verdict:
         return _beside_the_published(above(rows, (MOST, key, LARGE), (LEAST, key, LARGE)), rows, key, LARGE)
@@ -41,7 +41,7 @@ def robust(key: str):
 
 
 def _beside_the_published(verdict: Verdict, rows: Rows, *path: str) -> Verdict:
-    """The ends of the range are compared; what the published margin in between has is said, too."""
+    """The verdict on the ends of the range, with the accuracy of the published margin as more evidence."""
     return Verdict(verdict.outcome, f"{verdict.evidence}; in between, {MIDDLE} {rows.accuracy(MIDDLE, *path)}")
 
 
@@ -58,7 +58,7 @@ def experiment(data: str) -> Experiment:
         columns=(
             Column("clean", ("clean",)),
             *(Column(f"certified, ε = {eps}", ("certified", eps)) for eps in ("36/255", LARGE)),
-            Column("clean, of those attacked", ("attacked_clean",)),
+            Column("clean, attacked images", ("attacked_clean",)),
             *(Column(f"PGD, ε = {eps}", ("attacked", eps)) for eps in ("36/255", LARGE)),
         ),
         draw=curves("certified", "attacked"),

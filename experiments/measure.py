@@ -1,10 +1,10 @@
-"""What is measured of a finished run, each kept in its folder and not measured again.
+"""The measures of a finished run. Their results are stored in its folder and not computed again.
 
 certified    test images certified by the frozen network: clean, certified at every ε of the grid, L and E
-attacked     L2-PGD against the frozen network, as the authors run it
-live         L2-PGD against the live network in float32: for relaxed steps, whose L certifies next to nothing
-effective    how much of L is used: the slope of margins at test images, from below
-gradient     the norm of the loss's gradient before each layer, at the first step and at the last
+attacked     L2-PGD against the frozen network, with the steps of the authors
+live         L2-PGD against the live network in float32, for relaxed steps, whose L certifies almost nothing
+effective    the part of L that is used: the slopes of margins at test images
+gradient     the norm of the gradient of the loss before each layer, before and after training
 """
 
 import json
@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lipflow
-from experiments.provenance import of_test
+from experiments.provenance import of_test, write_json
 from experiments.scale import GRID, Scale
 from lipflow.attack import PGD, pgd
+from lipflow.certificate import CertificateFile
 from lipflow.commands.attack import Attack, attack
 from lipflow.commands.certify import Certify, certify
 from lipflow.data import Split, load, to_unit
-from lipflow.files import write_atomic
 from lipflow.frozen import Frozen, freeze
 from lipflow.models import Network
 from lipflow.radius import parse_radius
@@ -36,16 +36,20 @@ from lipflow.train.learner import make_network
 from lipflow.train.record import Record
 from lipflow.train.run import Run
 
-AT_ONCE = 500  # images through a live network
+CHUNK_IMAGES = 500  # in one forward pass of a live network
+
+
+def epochs_of(folder: Path) -> list[dict[str, Any]]:
+    """The lines of the log at the ends of epochs."""
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == "epoch"]
 
 
 def training(folder: Path) -> dict[str, Any]:
-    """What the log says: seconds, the loss at the end, and validation accuracy after every epoch."""
-    kept = Record.read(folder)
-    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    epochs = [line for line in lines if line["kind"] == "epoch"]
+    """From the log: seconds, the loss at the end, and validation accuracy after every epoch."""
+    record, epochs = Record.read(folder), epochs_of(folder)
     known = {
-        "steps": kept.steps,
+        "steps": record.steps,
         "epochs": len(epochs),
         "seconds": epochs[-1]["seconds"],
         "seconds_per_epoch": epochs[-1]["seconds"] / len(epochs),
@@ -54,23 +58,25 @@ def training(folder: Path) -> dict[str, Any]:
     }
     checked = [(line["epoch"], line["validation"]["clean"]) for line in epochs if "validation" in line]
     if checked:
-        held = len(_data(kept.run).validation)
+        held = len(_data(record.run).validation)
         known |= {"validation": checked[-1][1], "validations": checked, "validation_images": held}
     return known
 
 
 def certified(folder: Path, scale: Scale) -> dict[str, Any]:
-    """Of the test images that the scale asks for, certified unless they were."""
+    """From the certificate of the test images of the scale, which is made if there is none."""
     run = Record.read(folder).run
     wanted = len(_data(run).test.images[: scale.images])
-    found = of_test(folder, wanted, lambda: certify(Certify(folder, limit=scale.images)))
+    return summary(of_test(folder, wanted, lambda: certify(Certify(folder, limit=scale.images))))
+
+
+def summary(found: CertificateFile) -> dict[str, Any]:
+    """The numbers of a certificate of test images."""
     return {
         "images": len(found.truth),
         "clean": accuracy(found.right),
         "certified": {eps: accuracy(found.certified(parse_radius(eps))) for eps in GRID},
-        "certified_by_the_papers_rule": {
-            eps: accuracy(found.right & (found.paper_radius > float(parse_radius(eps)))) for eps in GRID[:3]
-        },
+        "average_radius": accuracy(found.radius * found.right),
         "lipschitz": found.lipschitz,
         "rounding": found.rounding,
     }
@@ -94,55 +100,47 @@ def attacked(folder: Path, scale: Scale) -> dict[str, Any]:
 
 
 def live(folder: Path, scale: Scale) -> dict[str, Any]:
-    return _kept(folder / "live.json", lambda: _live(folder, scale))
-
-
-def _live(folder: Path, scale: Scale) -> dict[str, Any]:
     run, network = Record.read(folder).run, lipflow.load(folder)
     test = _data(run).test
     count = len(test) if scale.images is None else scale.images
     with torch.no_grad():
-        labels = torch.cat([network(to_unit(part)).argmax(1) for part in test.images[:count].split(AT_ONCE)])
+        labels = torch.cat([network(to_unit(part)).argmax(1) for part in test.images[:count].split(CHUNK_IMAGES)])
     some = Split(test.images[: scale.attacked], test.labels[: scale.attacked])
     broken = pgd(network, some.images, some.labels, [parse_radius("36/255")], PGD()).success[:, 0]
     try:
         constant = freeze(network).lipschitz
-    except (ValueError, ArithmeticError):  # beyond float64
+    except (ValueError, ArithmeticError):  # it overflows float64
         constant = math.inf
     return {
         "images": count,
         "clean": float((labels == test.labels[:count]).double().mean()),
         "attacked_images": len(some),
-        "standing": {"36/255": float((~broken).double().mean())},
+        "attacked": {"36/255": float((~broken).double().mean())},
         "lipschitz": constant if math.isfinite(constant) else "beyond float64",
     }
 
 
 def effective(folder: Path, scale: Scale) -> dict[str, Any]:
-    return _kept(folder / "effective.json", lambda: _effective(folder, scale))
+    """‖∇(f_y - f_j)(x)‖ / d_yj for the label y and every j, at most 1 as d is certified.
 
-
-def _effective(folder: Path, scale: Scale) -> dict[str, Any]:
-    """‖∇(f_y - f_j)(x)‖ / d_yj for the label y and every j; d is certified, so that this is at most 1.
-
-    A slope at one point is a Lipschitz constant from below. The greatest one times L is the effective constant seen.
+    A slope at one point is a lower bound of the Lipschitz constant. The greatest slope times L estimates the effective
+    constant from below.
     """
     run, network = Record.read(folder).run, lipflow.load(folder)
     frozen = freeze(network)
     slopes = used(frozen, _data(run).test.images[: scale.probed])
     most = float(slopes.max())
-    top = slopes.amax(1)
     return {
         "certified_lipschitz": frozen.lipschitz,
         "effective_lipschitz": most * frozen.lipschitz,
         "used": most,
-        "used_mean": float(top.mean()),
+        "used_mean": float(slopes.amax(1).mean()),
         "probed": len(slopes),
     }
 
 
 def used(frozen: Frozen, images: Tensor) -> Tensor:  # (n, classes)
-    """The slope of every margin over its certified bound; 0 for the label itself."""
+    """The slope of every margin divided by its certified bound; 0 for the label itself."""
     x = frozen.receive(images).requires_grad_()
     scores = frozen(x)
     label = scores.argmax(1)
@@ -156,10 +154,6 @@ def used(frozen: Frozen, images: Tensor) -> Tensor:  # (n, classes)
 
 
 def gradient(folder: Path, scale: Scale) -> dict[str, Any]:
-    return _kept(folder / "gradient.json", lambda: _gradient(folder, scale))
-
-
-def _gradient(folder: Path, scale: Scale) -> dict[str, Any]:
     run, network = Record.read(folder).run, lipflow.load(folder)
     data = _data(run)
     images, labels = data.test.images[: scale.probed], data.test.labels[: scale.probed]
@@ -170,16 +164,13 @@ def _gradient(folder: Path, scale: Scale) -> dict[str, Any]:
 
 
 def _layers(chain: nn.Sequential) -> list[nn.Module]:
-    """The layers of chains within chains, in their order."""
+    """The layers of nested chains, in order."""
     parts = (_layers(m) if isinstance(m, nn.Sequential) else [m] for m in chain)
     return [layer for part in parts for layer in part]
 
 
 def norms(network: Network, images: Tensor, labels: Tensor) -> list[float]:
-    """The mean over images of ‖∂loss/∂x_l‖ before each layer l with weights, over that of the scores: 1 is as large.
-
-    Backwards through a 1-Lipschitz layer a gradient never grows.
-    """
+    """The mean over images of ‖∂loss/∂x_l‖ before each layer l with weights, divided by that at the scores."""
     x, inputs = to_unit(images), []
     for layer in _layers(network.stages):
         if any(True for _ in layer.parameters()):
@@ -198,16 +189,24 @@ MEASURES: Mapping[str, Callable[[Path, Scale], dict[str, Any]]] = {
     "effective": effective,
     "gradient": gradient,
 }
+STORED_HERE = ("live", "effective", "gradient")  # the other measures store their results by themselves
 
 
 def measure(folder: Path, measures: tuple[str, ...], scale: Scale) -> dict[str, Any]:
-    """The table of numbers of one run; what was measured before is read."""
-    kept = Record.read(folder)
+    """All numbers of one run, by name."""
+    record = Record.read(folder)
     parameters = sum(p.numel() for p in lipflow.load(folder).parameters())
-    known: dict[str, Any] = {"run": folder.name, "seed": kept.run.seed, "parameters": parameters}
-    known |= {"recorded": dict(kept.environment), **training(folder)}
+    known: dict[str, Any] = {"run": folder.name, "seed": record.run.seed, "parameters": parameters}
+    known |= {"recorded": dict(record.environment), **training(folder)}
     for name in measures:
-        known |= MEASURES[name](folder, scale)
+        path = folder / f"{name}.json"
+        if name in STORED_HERE and path.is_file():
+            known |= json.loads(path.read_text())
+            continue
+        found = MEASURES[name](folder, scale)
+        if name in STORED_HERE:
+            write_json(path, found)
+        known |= found
     return known
 
 
@@ -215,10 +214,3 @@ def _data(run: Run):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return load(run.data, run.data_dir, image_size=run.image_size, validation=run.validation_images)
-
-
-def _kept(path: Path, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    if not path.is_file():
-        text = json.dumps(compute(), indent=1)
-        write_atomic(path, lambda temporary: temporary.write_text(text + "\n"))
-    return json.loads(path.read_text())

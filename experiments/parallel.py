@@ -1,7 +1,7 @@
-"""Work side by side, each piece in a process of its own with its share of the cores: `--jobs 2`.
+"""Work in parallel processes, each with its share of the cores: `--jobs 2`.
 
-Small networks leave most of a second thread idle, so two runs on a core each end sooner than one after the other on
-two. What a worker finds it leaves on disk.
+Small networks hardly use a second thread, so two runs in parallel on one core each end sooner than one after the other
+on two cores. A worker stores its results on the disk.
 """
 
 import multiprocessing
@@ -17,21 +17,13 @@ from lipflow.train.signals import EndedEarly
 
 
 class Stopped(EndedEarly):
-    """All were asked to stop, and have saved where they were."""
+    """All runs were interrupted and have saved their state."""
 
     exit_code = 130
 
 
-def side_by_side(
-    jobs: int,
-    function: Callable[..., object],
-    work: Mapping[str, tuple[Any, ...]],
-    after: Callable[[str], object] = lambda name: None,
-) -> None:
-    """function(*arguments) for all of `work`, by name, `jobs` at a time, and `after(name)` here when it has ended.
-
-    What fails is shown, and the rest goes on.
-    """
+def side_by_side(jobs: int, function: Callable[..., object], work: Mapping[str, tuple[Any, ...]]) -> None:
+    """Call function(*arguments) for each entry of `work`, `jobs` at a time. Errors are printed, and others continue."""
     threads = max(1, (os.cpu_count() or 1) // jobs)
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
@@ -44,17 +36,15 @@ def side_by_side(
                     raise error
                 if error:
                     print(f"    failed: {futures[future]}: {error}", flush=True)
-                elif not stop.is_set():
-                    after(futures[future])
-        except KeyboardInterrupt:  # those at work had the signal too, and save where they are
+        except KeyboardInterrupt:  # the workers get the signal too, and save their state
             stop.set()
         except BrokenProcessPool as error:
-            raise OSError(f"a process of --jobs {jobs} is gone ({error}); memory may be short") from error
+            raise OSError(f"a process of --jobs {jobs} was killed ({error}); perhaps memory is short") from error
     if stop.is_set():
         raise Stopped("interrupted")
 
 
-_stop: Event | None = None  # of a worker: set once anybody was asked to stop, so that nobody begins another piece
+_stop: Event | None = None  # in a worker: set once one of them is interrupted, so that none begins other work
 
 
 def _begin(threads: int, stop: Event) -> None:
@@ -78,4 +68,4 @@ def _do(function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
         _stop.set()
     except Exception as error:
         traceback.print_exc()
-        raise RuntimeError(str(error)) from None  # of a kind that another process can read
+        raise RuntimeError(str(error)) from None  # which can be pickled

@@ -1,16 +1,26 @@
-"""Where a result comes from: the runs say where they were made, and the result where it was put together."""
+"""The provenance of a result: the environments of its runs, and of the command that wrote it; its certificates."""
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lipflow.files import write_atomic
+
 if TYPE_CHECKING:
     from lipflow.certificate import CertificateFile
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON, with its folder."""
+    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, lambda temporary: temporary.write_text(text))
+
+
 def provenance(command: str) -> dict[str, Any]:
-    """Of a result that is put together now: commit, versions, machine, command and day."""
+    """The provenance of a result that is written now: commit, versions, machine, command and day."""
     from lipflow.train.distributed import join
     from lipflow.train.record import environment
 
@@ -25,9 +35,9 @@ def provenance(command: str) -> dict[str, Any]:
 
 
 def of_test(folder: Path, images: int, certify: Callable[[], object]) -> "CertificateFile":
-    """The certificate of so many test images by the final network of a run, made by `certify` unless it is there.
+    """The certificate of this number of test images by the final network of a run.
 
-    One of validation images, of fewer images or of the best network may stand in its place.
+    `certify` makes it if the folder has none, or one of other images or of the best network.
     """
     from lipflow.report.run_results import read
 
@@ -40,7 +50,7 @@ def of_test(folder: Path, images: int, certify: Callable[[], object]) -> "Certif
 
 
 def origin(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Where some runs were made, by what each recorded: every commit, version, processor and number of threads once."""
+    """The environments that some runs have recorded: each commit, version, processor and number of threads once."""
     recorded = [run["recorded"] for run in runs if "recorded" in run]
     if not recorded:
         return ""
@@ -56,5 +66,5 @@ def origin(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def short(commit: str | None) -> str:
-    """Twelve digits of a commit, and whether the tree was changed."""
+    """Twelve digits of a commit, with -dirty if the tree had changes."""
     return f"{str(commit)[:12]}{'-dirty' if str(commit).endswith('-dirty') else ''}"

@@ -1,4 +1,4 @@
-"""What the tables and figures of both data sets share: the rows (CPL, Cayley, SOC), their columns, and the paper's."""
+"""The main tables of both datasets, on which other experiments build: networks, columns and published numbers."""
 
 from collections.abc import Mapping
 
@@ -17,27 +17,26 @@ SECONDS = Column("s/epoch", ("seconds_per_epoch",), percent=False, scales=("pape
 
 
 def rows(scale: Scale, data: str) -> Mapping[str, list[Run]]:
-    """The rows of a main table that a scale has, with all of its seeds."""
+    """The runs of a main table at a scale: label of a network → one run for each seed."""
     return {TABLES[data][model].title: scale.runs(model, data) for model in scale.models if model in RECIPES}
 
 
-def as_columns(row: Published) -> dict[str, float]:
-    """A row of the paper by our columns."""
-    seconds = {} if row.seconds is None else {SECONDS.title: row.seconds}
-    return {"clean": row.clean, **dict(zip(EPSILONS, row.certified, strict=True)), **seconds}
-
-
 def published(data: str) -> dict[str, dict[str, float]]:
-    """The paper's table."""
-    return {row.title: as_columns(row) for row in TABLES[data].values()}
+    """The published table: row → column → number."""
+
+    def columns(row: Published) -> dict[str, float]:
+        seconds = {} if row.seconds is None else {SECONDS.title: row.seconds}
+        return {"clean": row.clean, **dict(zip(EPSILONS, row.certified, strict=True)), **seconds}
+
+    return {row.title: columns(row) for row in TABLES[data].values()}
 
 
 def beats(found: Rows, first: str, second: str, paths: tuple[tuple[str, ...], ...] = ACCURACIES) -> Verdict:
-    """One row above another at each of the paths."""
+    """One row is above another at each of the paths."""
     return every(*(above(found, (first, *path), (second, *path)) for path in paths))
 
 
 def in_order(found: Rows, labels: tuple[str, ...], *path: str) -> Verdict:
-    """Each row above the one before it."""
+    """Each row is above the one before it."""
     pairs = zip(labels[1:], labels[:-1], strict=True)
     return every(*(above(found, (larger, *path), (smaller, *path)) for larger, smaller in pairs))

@@ -1,13 +1,13 @@
-"""The one loop of all experiments: train what is not trained, measure what is not measured, judge, write, draw.
+"""Train the runs of the experiments, measure them, judge the claims, and write and draw the results.
 
-    python -m experiments --scale small --list                 what would run, and for how long
-    python -m experiments --scale small                        everything, in order of usefulness
+    python -m experiments --scale small --list                 list the runs and their expected time
+    python -m experiments --scale small                        run everything, large effects first
     python -m experiments --scale small --only margin-cifar10 relaxed
-    python -m experiments --scale small --jobs 2               two runs at a time, each on its share of the cores
-    python -m experiments --scale small --judge                the stored numbers, by the rules as they are now
+    python -m experiments --scale small --jobs 2               two runs at a time, each with its share of the cores
+    python -m experiments --scale small --judge                judge the stored numbers again
 
-A run is a folder named by what it is, under runs/experiments/SCALE/. One that is done is not run again, one that was
-interrupted goes on where it was, and experiments share them. A result is experiments/results/SCALE/NAME.json.
+The folder of a run, in runs/experiments/SCALE/, is named after its settings, so that experiments share runs. A finished
+run is not repeated, and an interrupted one is resumed. A result is experiments/results/SCALE/NAME.json.
 """
 
 import importlib
@@ -16,22 +16,22 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
 from experiments.draw import save
 from experiments.experiment import Experiment, Rows
 from experiments.parallel import side_by_side
-from experiments.provenance import provenance
+from experiments.provenance import provenance, write_json
 from experiments.scale import SCALES, Scale, cost, total
-from lipflow.files import write_atomic
 from lipflow.report.figure import require_matplotlib
 from lipflow.train.budget import format_duration
 from lipflow.train.run import Run, differences
 
-# In order of usefulness: large effects that a small scale can show come first. CIFAR-100 needs its data.
+# The experiments with large effects, which a small scale can show, come first.
 MODULES = (
     "architectures",
     "margin",
@@ -57,19 +57,19 @@ class Options:
     only: tuple[str, ...] = ()
     """Only these experiments, by name, in this order (default: all)."""
     jobs: int = 1
-    """How many runs go on side by side, each with its share of the cores."""
+    """The number of parallel runs, each with its share of the cores."""
     judge: bool = False
-    """Train and measure nothing: judge the stored numbers anew, and write their page."""
+    """Judge the stored numbers again and write their page, without training or measuring."""
     list: bool = False
-    """Show what would run, what is done already, and the time that the rest is expected to take."""
+    """List the runs, their states and the expected time."""
     runs: Path = Path("runs/experiments")
-    """Where runs are kept."""
+    """The folder of the runs."""
     results: Path = Path("experiments/results")
-    """Where results go, in a folder for each scale."""
+    """The folder of the results, with a folder for each scale."""
     docs: Path = Path("docs")
-    """Where figures and results.md go; a smoke run leaves it alone, and draws beside its results."""
+    """The folder of figures and results.md; figures of smoke runs are drawn beside their results."""
     data_dir: Path | None = None
-    """Where CIFAR is (default: data/ if there is one, or the download cache)."""
+    """The folder of CIFAR (default: data/ if it exists, or the download cache)."""
 
 
 def experiments(only: Sequence[str] = ()) -> list[Experiment]:
@@ -91,24 +91,24 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def answered(program: str, work: Callable[[], int]) -> int:
-    """The exit code of some work; what a user can get wrong, or stop, is answered in one line."""
+    """The exit code of some work; a user's mistake or interruption prints one line."""
     from lipflow.train.signals import EndedEarly
 
     try:
         return work()
     except EndedEarly as error:
-        print(f"{program}: {error}; the same command goes on", file=sys.stderr)
+        print(f"{program}: {error}; the same command continues", file=sys.stderr)
         return error.exit_code
     except (ValueError, OSError) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"{program}: interrupted; the same command goes on", file=sys.stderr)
+        print(f"{program}: interrupted; the same command continues", file=sys.stderr)
         return 130
 
 
 def list_or_run(options: Options, command: str) -> int:
-    """0, or 1 if an experiment failed."""
+    """Do what the options say; return 1 if an experiment failed, and 0 otherwise."""
     if options.jobs < 1:
         raise ValueError(f"--jobs is at least 1, not {options.jobs}")
     chosen, scale = experiments(options.only), placed(options)
@@ -126,7 +126,7 @@ def list_or_run(options: Options, command: str) -> int:
 
 
 def placed(options: Options) -> Scale:
-    """The scale, with the folders of this call."""
+    """The scale, with the folders of the options."""
     where = options.data_dir or (Path("data") if Path("data").is_dir() else None)
     if options.scale == "smoke":
         where = options.data_dir or options.runs / "smoke" / "data"
@@ -135,24 +135,23 @@ def placed(options: Options) -> Scale:
 
 
 def run_all(chosen: Sequence[Experiment], scale: Scale, options: Options, command: str) -> list[str]:
-    """Each experiment, to its JSON and its figure; return the names of those that failed.
+    """Run the experiments and write their results; return the names of those that failed.
 
-    One whose images are not here is passed over, and said. One that fails is shown, and does not stop the others.
+    An experiment without its images is skipped. If one fails, the error is printed and the others continue.
     """
     from lipflow.machine import keep_freed_memory
     from lipflow.train.signals import EndedEarly
 
     keep_freed_memory()
-    numbers = {experiment.name: number for number, experiment in enumerate(chosen, 1)}
-    left = {experiment.name: experiment for experiment in chosen}
+    if options.jobs > 1:
+        here = [experiment for experiment in chosen if has_data(experiment, scale)]
+        side_by_side(options.jobs, finish, work_of(here, scale))
     failed = []
-
-    def publish(experiment: Experiment) -> None:
-        del left[experiment.name]
-        print(f"==> {numbers[experiment.name]}/{len(chosen)} {experiment.name}: {experiment.title}", flush=True)
+    for number, experiment in enumerate(chosen, 1):
+        print(f"==> {number}/{len(chosen)} {experiment.name}: {experiment.title}", flush=True)
         if not has_data(experiment, scale):
-            print(f"    passed over: there is no {experiment.data} here (lipflow data NAME, or --data-dir)", flush=True)
-            return
+            print(f"    skipped: {experiment.data} was not found (lipflow data NAME, or --data-dir)", flush=True)
+            continue
         try:
             write(experiment, run_one(experiment, scale, command), options)
         except EndedEarly:
@@ -161,28 +160,14 @@ def run_all(chosen: Sequence[Experiment], scale: Scale, options: Options, comman
             traceback.print_exc()
             failed.append(experiment.name)
 
-    if options.jobs > 1:
-        here = [experiment for experiment in chosen if has_data(experiment, scale)]
-        waits = {e.name: {run.folder.name for row in e.runs(scale).values() for run in row} for e in here}
-
-        def after(name: str) -> None:
-            for experiment in here:
-                waits[experiment.name].discard(name)
-                if not waits[experiment.name] and experiment.name in left:
-                    publish(experiment)
-
-        side_by_side(options.jobs, finish, work_of(here, scale), after)
-    for experiment in list(left.values()):
-        publish(experiment)
     return failed
 
 
 def write(experiment: Experiment, result: dict[str, Any], options: Options) -> None:
-    """The JSON, the figure and the page of a result. A smoke run leaves the page alone."""
+    """Write the JSON and the figure of a result, and the page unless it is of a smoke run."""
     from experiments.results import write_page
 
     folder, smoke = options.results / result["scale"], result["scale"] == "smoke"
-    folder.mkdir(parents=True, exist_ok=True)
     save_result(folder / f"{experiment.name}.json", result)
     pictures = folder if smoke else options.docs / "figures"
     save(experiment.draw, result, pictures / f"{experiment.name}-{result['scale']}.png")
@@ -191,7 +176,7 @@ def write(experiment: Experiment, result: dict[str, Any], options: Options) -> N
 
 
 def judge_anew(chosen: Sequence[Experiment], scale: Scale, options: Options) -> None:
-    """What the rules, as they are now, say of the numbers as they are stored."""
+    """Judge the stored numbers by the present rules."""
     from experiments.results import write_page
 
     for experiment in chosen:
@@ -204,17 +189,16 @@ def judge_anew(chosen: Sequence[Experiment], scale: Scale, options: Options) -> 
 
 
 def save_result(path: Path, result: dict[str, Any]) -> None:
-    text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
-    write_atomic(path, lambda temporary: temporary.write_text(text))
+    write_json(path, result)
     for claim in result["claims"]:
         print(f"    {claim['verdict']}: {claim['text']} ({claim['evidence']})", flush=True)
 
 
 def run_one(experiment: Experiment, scale: Scale, command: str) -> dict[str, Any]:
-    """Train, measure and judge: the result of an experiment, as JSON values."""
+    """Train, measure and judge; return the result of an experiment as JSON values."""
     began, rows = time.monotonic(), {label: list(row) for label, row in experiment.fixed().items()}
     planned = experiment.runs(scale)
-    for run in (run for row in in_rounds(planned) for run in row):
+    for run in in_rounds(planned):
         ensure(run)
     for label, runs in planned.items():
         rows[label] = [measured(run, experiment.measures, scale) for run in runs]
@@ -223,7 +207,7 @@ def run_one(experiment: Experiment, scale: Scale, command: str) -> dict[str, Any
         "title": experiment.title,
         "source": experiment.source,
         "scale": scale.name,
-        "data": sorted({run.data for row in planned.values() for run in row}),
+        "data": sorted({run.data for run in in_rounds(planned)}),
         "columns": [column._asdict() for column in experiment.columns if scale.name in column.scales],
         "published": experiment.published,
         "rows": rows,
@@ -233,32 +217,28 @@ def run_one(experiment: Experiment, scale: Scale, command: str) -> dict[str, Any
 
 
 def work_of(chosen: Sequence[Experiment], scale: Scale) -> dict[str, tuple[Run, tuple[str, ...], Scale]]:
-    """The arguments of `finish` for every run of some experiments, once, with all that any of them measures of it."""
-    runs: dict[str, Run] = {}
-    measures: dict[str, dict[str, None]] = {}
+    """The arguments of `finish` for each run of some experiments, with the measures of all of them."""
+    work: dict[str, tuple[Run, tuple[str, ...], Scale]] = {}
     for experiment in chosen:
-        for run in (run for row in in_rounds(experiment.runs(scale)) for run in row):
-            name = run.folder.name
-            runs.setdefault(name, run)
-            measures.setdefault(name, {}).update(dict.fromkeys(experiment.measures))
-    return {name: (run, tuple(measures[name]), scale) for name, run in runs.items()}
+        for run in in_rounds(experiment.runs(scale)):
+            _, measures, _ = work.get(run.folder.name, (run, (), scale))
+            work[run.folder.name] = run, tuple(dict.fromkeys([*measures, *experiment.measures])), scale
+    return work
 
 
 def finish(run: Run, measures: tuple[str, ...], scale: Scale) -> None:
-    """Train and measure a run; its folder keeps what was found."""
+    """Train and measure a run; its folder stores the results."""
     ensure(run)
     measured(run, measures, scale)
 
 
-def in_rounds(planned: Any) -> Iterator[list[Run]]:
-    """All rows with their first seed, then all with their second: what is stopped early has still a comparison."""
-    rows = [list(row) for row in planned.values()]
-    for seed in range(max(map(len, rows), default=0)):
-        yield [row[seed] for row in rows if seed < len(row)]
+def in_rounds(planned: Mapping[str, Sequence[Run]]) -> list[Run]:
+    """The first seed of every row, then the second ones: if stopped early, the rows can still be compared."""
+    return [run for seeds in zip_longest(*planned.values()) for run in seeds if run]
 
 
 def state(run: Run) -> Literal["done", "diverged", "interrupted", "to do"]:
-    """What the folder of a run holds."""
+    """The state of the run in a folder."""
     if (run.folder / "model.safetensors").is_file():
         return "done"
     if (run.folder / DIVERGED).is_file():
@@ -267,11 +247,11 @@ def state(run: Run) -> Literal["done", "diverged", "interrupted", "to do"]:
 
 
 def ensure(run: Run, train: Callable[..., object] | None = None) -> None:
-    """Train a run unless it has ended; go on with one that was interrupted. A loss that is no number is an end, too."""
+    """Train a run, or resume it, unless it has finished or diverged (a NaN or infinite loss)."""
     from lipflow.train.signals import NonFiniteLoss
 
     if train is None:
-        import experiments.sources  # noqa: F401 - the images that a scale may name
+        import experiments.sources  # noqa: F401 - adds the datasets of the smaller scales
         from lipflow.train.loop import train
     found = state(run)
     if found != "to do":
@@ -282,7 +262,7 @@ def ensure(run: Run, train: Callable[..., object] | None = None) -> None:
     if found in ("done", "diverged"):
         print(f"    {found} already: {run.folder.name}", flush=True)
         return
-    print(f"    {'going on with' if found == 'interrupted' else 'training'} {run.folder.name}", flush=True)
+    print(f"    {'resuming' if found == 'interrupted' else 'training'} {run.folder.name}", flush=True)
     try:
         train(run, resume=found == "interrupted")
     except NonFiniteLoss as error:
@@ -290,7 +270,7 @@ def ensure(run: Run, train: Callable[..., object] | None = None) -> None:
 
 
 def measured(run: Run, measures: tuple[str, ...], scale: Scale) -> dict[str, Any]:
-    """The numbers of a run; of one that diverged, just that."""
+    """The numbers of a run; of a diverged run, only that it diverged."""
     from experiments.measure import measure
 
     if state(run) == "diverged":
@@ -299,26 +279,26 @@ def measured(run: Run, measures: tuple[str, ...], scale: Scale) -> dict[str, Any
 
 
 def has_data(experiment: Experiment, scale: Scale) -> bool:
-    """Whether the images of all its runs are here."""
+    """Whether the images of all runs of an experiment can be loaded without a download."""
     from experiments.sources import available
     from lipflow.data.dataset import Request
 
-    kinds = {run.data for row in experiment.runs(scale).values() for run in row}
+    kinds = {run.data for run in in_rounds(experiment.runs(scale))}
     return all(available(kind, Request(data_dir=scale.data_dir)) for kind in kinds)
 
 
 def show(chosen: Sequence[Experiment], scale: Scale) -> None:
-    """Every experiment with its runs; a run that two need is counted once."""
+    """List all experiments with their runs; a shared run counts once."""
     counted: dict[Path, Run] = {}
     for experiment in chosen:
         here = has_data(experiment, scale)
-        print(f"{experiment.name}: {experiment.title}" + ("" if here else "  (passed over: its images are not here)"))
-        for run in (run for row in in_rounds(experiment.runs(scale)) for run in row):
-            told = "no data" if not here else "shared" if run.folder in counted else state(run)
+        print(f"{experiment.name}: {experiment.title}" + ("" if here else "  (skipped: its images were not found)"))
+        for run in in_rounds(experiment.runs(scale)):
+            status = "no data" if not here else "shared" if run.folder in counted else state(run)
             if here:
                 counted.setdefault(run.folder, run)
-            time_ = format_duration(cost(scale, run)) if told in ("to do", "interrupted") else ""
-            print(f"  {told:<12} {time_:>7}  {run.folder.name}")
+            time_ = format_duration(cost(scale, run)) if status in ("to do", "interrupted") else ""
+            print(f"  {status:<12} {time_:>7}  {run.folder.name}")
     left = [run for run in counted.values() if state(run) in ("to do", "interrupted")]
     where = "on the authors' machine, by their seconds an epoch" if scale.name == "paper" else "on two cores"
     print(f"{len(counted)} runs, {len(left)} to do: about {format_duration(total(scale, left))} {where}")

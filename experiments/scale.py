@@ -1,11 +1,11 @@
-"""The three scales: what a network, a recipe and an evaluation are at each, and what they are expected to cost.
+"""The three scales: the networks, recipes and evaluations of each, and their expected time.
 
 paper    as published: 200 epochs, three seeds, all 10000 test images
-small    real CIFAR-10 and the same code; narrower networks and few epochs: at most 20 minutes of training a run on two
-         cores; of 100, 300 and 1000 layers, 23, 39 and 51 minutes of one core were measured
-smoke    synthetic images in the official layout, seconds; it shows that the code runs, and publishes nothing
+small    real CIFAR-10, smaller networks and few epochs: at most 20 minutes of training for a run on two cores (100, 300
+         and 1000 layers: 23, 39 and 51 minutes of one core were measured)
+smoke    synthetic images in the official layout, seconds: it shows that the code runs, and nothing is published
 
-Everything that is cut is in the tables below, and nowhere else.
+All differences from the published runs are in the tables below.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,20 +18,20 @@ from lipflow.train.recipe import flat_names, recipe_for
 from lipflow.train.run import ModelArg, Run
 
 DEEP = "cpl"  # the networks of 100 to 1000 layers, with 30 channels by default
-CURVE: tuple[str, ...] = ("0.2", "0.4", "0.6", "0.8", "1")  # of attacks: the paper speaks of 0.6 and 0.8
-GRID: tuple[str, ...] = (*EPSILONS, *(f"{k / 20:g}" for k in range(1, 41)))  # of certified accuracy: no cost a point
+CURVE: tuple[str, ...] = ("0.2", "0.4", "0.6", "0.8", "1")  # radii of attacks: the paper mentions 0.6 and 0.8
+GRID: tuple[str, ...] = (*EPSILONS, *(f"{k / 20:g}" for k in range(1, 41)))  # radii of certified accuracy
 _RECIPE = flat_names()
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How the published runs are cut, and how much of the test set is looked at."""
+    """How the runs differ from the published ones, and how many test images are used."""
 
     name: str
     seeds: int
     model_args: Mapping[str, Mapping[str, ModelArg]] = field(default_factory=dict)  # of each model
     recipe: Mapping[str, Any] = field(default_factory=dict)  # over the published one
-    sources: Mapping[str, str] = field(default_factory=dict)  # the images that stand for a dataset
+    sources: Mapping[str, str] = field(default_factory=dict)  # dataset → the dataset that replaces it
     validation_images: int | None = None
     models: tuple[str, ...] = ()  # of the two main tables
     depths: Mapping[int, int] = field(default_factory=dict)  # convolutional layers → epochs
@@ -44,9 +44,9 @@ class Scale:
     data_dir: Path | None = None
 
     def run(self, model: str, data: str, seed: int = 0, **changes: Any) -> Run:
-        """A run of this scale: the published one of `model` on `data`, cut, with changes of the recipe or the model.
+        """The run of `model` on `data` at this scale, with changes of the recipe or the model.
 
-        It is named by what it is, so that two experiments that need the same run share it.
+        Its folder is named after all of these, so that experiments that need the same run share it.
         """
         recipe = {k: v for k, v in changes.items() if k in _RECIPE}
         model_args = {k: v for k, v in changes.items() if k not in _RECIPE}
@@ -71,11 +71,11 @@ class Scale:
 
     @property
     def one(self) -> int:
-        """How many seeds a comparison with a large effect takes: one, where time is cut."""
+        """The number of seeds for a large effect: one, except at the paper's scale."""
         return self.seeds if self.name == "paper" else 1
 
     def deep(self) -> dict[str, list[Run]]:
-        """The runs of very deep networks, by label. Their figure is accuracy over epochs, so they hold images out."""
+        """The runs of very deep networks, by label. Their figure is accuracy against epochs, on held-out images."""
         runs = {
             f"{depth} layers": self.runs(DEEP, "cifar10", self.one, depth=depth, epochs=epochs, **self.deep_recipe)
             for depth, epochs in self.depths.items()
@@ -133,11 +133,8 @@ SMOKE = Scale(
 SCALES: Mapping[str, Scale] = {scale.name: scale for scale in (PAPER, SMALL, SMOKE)}
 
 
-# What it costs
-
-
-# Milliseconds of one CPU thread for an image of training, from single steps at the sizes above, or whole runs (DEEP);
-# two threads do the work of about 1.7. An evaluation is what certifying, attacking and probing take together.
+# Milliseconds of one CPU thread for a training image, measured in single steps, or in whole runs (DEEP). Two threads
+# are 1.7 times as fast as one. EVALUATION is the seconds of all measures of a run.
 THREADS = 1.7
 MILLISECONDS = {"cpl-s": 3.0, "cayley-kw3": 2.6, "soc-10": 2.0, DEEP: 0.07}  # DEEP: for each layer
 TRAINING = {"cifar10": 45000, "cifar10-8x8": 45000}
@@ -146,10 +143,10 @@ SMOKE_SECONDS = 2.0
 
 
 def cost(scale: Scale, run: Run) -> float:
-    """Seconds that a run and its evaluation are expected to take; at the paper's scale, on the authors' machine.
+    """The expected seconds of a run and its evaluation; at the paper's scale, on the authors' machine.
 
-    There it is the published time of an epoch. What the paper has no time for is scaled from CPL-S: very deep networks
-    by their number of layers times channels, and other margins and steps h as if they were free.
+    That is the published time of an epoch times the epochs. The paper has no time for very deep networks: they are
+    scaled from CPL-S by layers times channels.
     """
     if scale.name == "smoke":
         return SMOKE_SECONDS
@@ -168,7 +165,7 @@ def cost(scale: Scale, run: Run) -> float:
         assert small is not None
         assert isinstance(depth, int)
         seconds = small * depth * 30 / (20 * 45)
-    if seconds is None:  # SOC+ is quoted without a time; it has the layers of SOC
+    if seconds is None:  # SOC+ has no published time; it has the layers of SOC
         seconds = published[run.data][run.model.replace("+", "")]
         assert seconds is not None
     return seconds * run.recipe.epochs

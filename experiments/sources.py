@@ -1,10 +1,8 @@
-"""Images that stand for a dataset at a smaller scale, under names that say so.
+"""Datasets that replace CIFAR at smaller scales. Importing this module adds them to the sources of `lipflow.data`.
 
-cifar10-8x8           CIFAR-10 with every 4×4 block of pixels averaged: for networks of a thousand layers
-cifar10-synthetic     a few random images in the official layout, written where --data-dir points
-cifar100-synthetic
-
-Importing this file makes `Run.data` know them.
+cifar10-8x8           CIFAR-10 with every 4×4 block of pixels averaged, for networks of a thousand layers
+cifar10-synthetic     a few random images in the official layout, written to --data-dir
+cifar100-synthetic    the same for CIFAR-100
 """
 
 from collections.abc import Callable
@@ -22,24 +20,20 @@ from lipflow.files import write_atomic
 
 BLOCK = 4
 
-SYNTHETIC = {
-    "cifar10-synthetic": replace(
-        CIFAR10,
-        name="cifar10-synthetic",
-        folder="cifar-10-synthetic",
-        train={f"data_batch_{i}.bin": 20 for i in range(1, 6)},
-        test={"test_batch.bin": 20},
+
+def _small(layout: Layout, images: int) -> Layout:
+    """A layout with this number of images in each training file, and 20 test images."""
+    return replace(
+        layout,
+        name=f"{layout.name}-synthetic",
+        folder=f"{layout.name}-synthetic",
+        train=dict.fromkeys(layout.train, images),
+        test=dict.fromkeys(layout.test, 20),
         sha256={},
-    ),
-    "cifar100-synthetic": replace(
-        CIFAR100,
-        name="cifar100-synthetic",
-        folder="cifar-100-synthetic",
-        train={"train.bin": 120},
-        test={"test.bin": 20},
-        sha256={},
-    ),
-}
+    )
+
+
+SYNTHETIC = {layout.name: layout for layout in (_small(CIFAR10, 20), _small(CIFAR100, 120))}
 
 
 def pooled(request: Request) -> Dataset:
@@ -55,13 +49,13 @@ def _pool(split: Split) -> Split:
 
 
 def synthetic(layout: Layout, request: Request) -> Dataset:
-    """A few images, bright where their class says and noisy everywhere; written first, if they are not there."""
+    """A few random images with bright pixels that depend on the class; their files are written if they are missing."""
     if request.data_dir is None:
         raise DataError(f"{layout.name} is written to a folder; give --data-dir")
     folder = request.data_dir / layout.folder
     folder.mkdir(exist_ok=True)
     for seed, (name, count) in enumerate(layout.files.items()):
-        if not (folder / name).exists():  # whole or not at all: another process may be reading
+        if not (folder / name).exists():  # written atomically, as other processes may read it
             records = _records(layout, count, seed).tobytes()
             write_atomic(folder / name, lambda temporary, records=records: temporary.write_bytes(records))
     return cifar.load(layout, request)
@@ -84,7 +78,7 @@ SOURCES.update(OURS)
 
 
 def available(data: str, request: Request) -> bool:
-    """Whether the images are there, without a download."""
+    """Whether the images can be loaded without a download."""
     layout = {"cifar10": CIFAR10, "cifar10-8x8": CIFAR10, "cifar100": CIFAR100}.get(data)
     if layout is None:
         return data in SOURCES

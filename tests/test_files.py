@@ -1,4 +1,4 @@
-"""A file is whole, or the one that was there before; and its mode is what the umask says."""
+"""Atomic writes, with the permissions of the user's umask."""
 
 import os
 
@@ -8,7 +8,7 @@ import torch
 from lipflow.files import save_tensors, write_atomic
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path):
+def test_write_atomic_keeps_the_old_file_if_the_write_fails(tmp_path):
     path = tmp_path / "x"
     write_atomic(path, lambda temporary: temporary.write_text("old"))
 
@@ -22,12 +22,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_tensors_that_cannot_be_written_are_an_error_of_the_system(tmp_path):
-    with pytest.raises(OSError, match="cannot be written"):
-        save_tensors({"x": torch.zeros(1)}, tmp_path / "no folder" / "x")
-
-
-def test_two_processes_that_write_at_once_leave_the_file_of_one(tmp_path, monkeypatch):
+def test_write_atomic_in_two_processes_leaves_the_file_of_one(tmp_path, monkeypatch):
     path = tmp_path / "x"
 
     def write(temporary):
@@ -41,7 +36,7 @@ def test_two_processes_that_write_at_once_leave_the_file_of_one(tmp_path, monkey
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
-def test_the_mode_is_the_umasks_whatever_wrote_the_file(umask, tmp_path):
+def test_write_atomic_gives_the_permissions_of_the_umask(umask, tmp_path):
     path, before = tmp_path / "x", os.umask(umask)
     try:
         write_atomic(path, lambda temporary: (temporary.write_text("x"), temporary.chmod(0o600)))
@@ -50,8 +45,7 @@ def test_the_mode_is_the_umasks_whatever_wrote_the_file(umask, tmp_path):
     assert path.stat().st_mode & 0o777 == 0o666 & ~umask
 
 
-def test_what_is_no_file_is_written_to_and_stays_what_it_is(tmp_path):
-    """A name in the place of /dev/null would be the end of it."""
+def test_write_atomic_writes_to_a_pipe_and_does_not_replace_it(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -59,3 +53,8 @@ def test_what_is_no_file_is_written_to_and_stays_what_it_is(tmp_path):
     assert os.read(reader, 10) == b"it"
     os.close(reader)
     assert pipe.is_fifo()
+
+
+def test_save_tensors_raises_os_error(tmp_path):
+    with pytest.raises(OSError, match="cannot be written"):
+        save_tensors({"x": torch.zeros(1)}, tmp_path / "no folder" / "x")

@@ -1,4 +1,4 @@
-"""The laws of directed rounding, against exact rationals."""
+"""Laws of directed rounding, against exact rationals."""
 
 import math
 from fractions import Fraction
@@ -24,12 +24,12 @@ from lipflow.rounding import (
     up,
 )
 
-LAWS = settings(max_examples=300, deadline=None, derandomize=True)
+LAWS = settings(max_examples=300)
 GREATEST = Fraction(torch.finfo(torch.float64).max)
 
 positive = st.floats(min_value=0, allow_infinity=False, allow_nan=False)
 finite = st.floats(allow_infinity=False, allow_nan=False)
-# Rationals that are floats, that are between two floats, and that are beyond them on either side.
+# Floats, rationals between two floats, and rationals beyond the range of floats
 rationals = st.one_of(
     finite.map(Fraction),
     st.fractions(),
@@ -37,7 +37,7 @@ rationals = st.one_of(
     st.builds(lambda a, n: Fraction(a) * Fraction(2) ** n, st.integers(-(2**70), 2**70), st.integers(-1200, 1200)),
 )
 tensors = st.lists(finite, max_size=12).map(lambda values: torch.tensor(values, dtype=torch.float64))
-moderate = st.lists(st.floats(-2, 2), min_size=1, max_size=12).map(lambda v: torch.tensor(v, dtype=torch.float64))
+batches = st.lists(st.lists(st.floats(-2, 2), min_size=6, max_size=6), min_size=1, max_size=5)
 
 
 def is_least_above(x: float, q: Fraction) -> bool:
@@ -53,7 +53,6 @@ def is_least_above(x: float, q: Fraction) -> bool:
 @LAWS
 @given(st.one_of(rationals, st.integers(-(2**1100), 2**1100)))
 def test_up_is_the_least_float_above_and_down_the_greatest_below(q):
-    """So floats are kept, unless they are subnormal: a processor might read those as 0."""
     assert is_least_above(up(q), q)
     assert is_least_above(-down(q), -q)
 
@@ -61,8 +60,7 @@ def test_up_is_the_least_float_above_and_down_the_greatest_below(q):
 @LAWS
 @given(rationals.map(abs), st.fractions(min_value=0))
 def test_sqrt_up_is_above_the_root_and_exact_for_squares(q, root):
-    above, accuracy = sqrt_up(q), 1 + Fraction(1, 2**60)
-    assert q <= above**2 <= q * accuracy**2
+    assert q <= sqrt_up(q) ** 2 <= q * (1 + Fraction(1, 2**60)) ** 2
     assert sqrt_up(root**2) == root
     with pytest.raises(ValueError, match=r"-2\.0"):
         sqrt_up(Fraction(-2))
@@ -74,7 +72,7 @@ def test_add_up_and_mul_up_round_once(a, b):
     assert is_least_above(add_up(a, b), Fraction(a) + Fraction(b))
     assert is_least_above(mul_up(a, b), Fraction(a) * Fraction(b))
     assert add_up(math.inf, a) == add_up(a, math.inf) == math.inf
-    assert mul_up(a, math.inf) == mul_up(math.inf, a) == (math.inf if a else 0.0)  # a zero map absorbs all
+    assert mul_up(a, math.inf) == mul_up(math.inf, a) == (math.inf if a else 0.0)
 
 
 @LAWS
@@ -100,8 +98,8 @@ def test_norm_up_is_above_the_norm_at_every_scale_and_close(x):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_norm_up_of_other_dtypes_and_of_what_has_no_norm(dtype):
-    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+def test_norm_up_takes_other_dtypes_zeros_and_infinities(dtype):
+    x = torch.randn(3, 4).to(dtype).requires_grad_()
     assert norm_up(x) == norm_up(x.double())
     assert norm_up(torch.empty(0, dtype=dtype)) == norm_up(torch.zeros(3, 4, dtype=dtype)) == 0.0
     for bad in (math.nan, -math.inf):
@@ -109,22 +107,18 @@ def test_norm_up_of_other_dtypes_and_of_what_has_no_norm(dtype):
 
 
 @LAWS
-@given(moderate)
-def test_sums_of_squares_are_bounded(x):
-    exact = sum((Fraction(v) ** 2 for v in x.tolist()), Fraction(0))
-    assert exact <= square_sum_bound(x) <= exact * (1 + 40 * U) + 24 * TINY
-
-
-def test_the_greatest_sum_of_squares_of_a_batch_is_bounded():
-    x = torch.randn(5, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    exact = max(sum(Fraction(v) ** 2 for v in m.flatten().tolist()) for m in x)
-    assert exact <= square_sum_max(x) <= exact * (1 + 40 * U)
-    assert square_sum_max(x[:, :0]) == 0
+@given(batches)
+def test_square_sums_are_above_the_exact_sums_and_close(rows):
+    exact = [sum((Fraction(v) ** 2 for v in row), Fraction(0)) for row in rows]
+    x = torch.tensor(rows, dtype=torch.float64)
+    assert sum(exact) <= square_sum_bound(x) <= sum(exact) * (1 + 80 * U) + 60 * TINY
+    assert max(exact) <= square_sum_max(x.reshape(-1, 2, 3)) <= max(exact) * (1 + 40 * U) + 24 * TINY
+    assert square_sum_max(x.reshape(-1, 2, 3)[:, :0]) == 0
 
 
 @LAWS
 @given(st.floats(min_value=5e-324, allow_infinity=False, allow_nan=False))
-def test_power_of_two_is_just_below_where_it_and_its_inverse_are_normal(x):
+def test_power_of_two_is_just_below_and_normal_with_its_inverse(x):
     power = power_of_two(x)
     assert math.frexp(power)[0] == 0.5
     assert min(power, 1 / power) >= 2.0**-1022
@@ -134,9 +128,8 @@ def test_power_of_two_is_just_below_where_it_and_its_inverse_are_normal(x):
     assert power_of_two(0.0) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("bound", "digits"), [(1.0000004, 6), (2.46e-11, 3), (1.2631697328227658, 12), (0.1, 3), (0.0, 3)]
-)
-def test_a_bound_is_not_shown_smaller_than_it_is(bound, digits):
+@LAWS
+@given(st.floats(0, 1e300, allow_subnormal=False), st.integers(1, 12))
+def test_digits_up_is_above_and_close(bound, digits):
     shown = float(f"{digits_up(bound, digits):.{digits}g}")
     assert bound <= shown <= bound * (1 + 10.0 ** (1 - digits))

@@ -1,89 +1,38 @@
 """lipflow: neural networks that prove their own robustness.
 
-Names are loaded when first used (PEP 562), so that `import lipflow` is instant and `lipflow.check` needs no torch.
+Names are imported on first use (PEP 562), so that `lipflow --help` answers at once and `lipflow.check` needs no torch.
 """
 
 import importlib
+import pkgutil
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_ROOMS = {
+_NAMES = {
+    "blocks": ("bcop_conv", "bjorck_dense", "cayley_conv", "cayley_dense", "soc_conv", "soc_dense"),
+    "blocks.affine": ("reshaped_conv", "spectral_conv", "spectral_dense"),
     "bound": ("Assume", "Bound", "lipschitz_bound"),
+    "certificate": ("Certificates", "certify"),
+    "flows.field": ("ConvexPlusSkew", "ConvexPotential", "Potential", "Skew"),
+    "flows.flow": ("Flow", "cayley", "cpl_conv", "cpl_dense", "proximal", "soc"),
+    "flows.scale": ("LearnedScale", "ReshapedScale", "SpectralScale"),
+    "flows.sequential": ("Sequential", "fuse"),
+    "flows.step": ("ExplicitEuler", "Exponential", "ImplicitEuler", "Midpoint", "Split"),
+    "flows.weight": ("ConvWeight", "DenseWeight"),
+    "frozen": ("Frozen", "freeze"),
+    "models": ("MODELS", "Network", "build", "list_models", "save"),
     "node": ("LoweringError", "Node"),
     "operators": ("ConvOperator", "DenseOperator", "LinearOperator", "norm_bound", "norm_estimate"),
-    "flows": (
-        "ConvWeight",
-        "ConvexPlusSkew",
-        "ConvexPotential",
-        "DenseWeight",
-        "ExplicitEuler",
-        "Exponential",
-        "Flow",
-        "ImplicitEuler",
-        "LearnedScale",
-        "Midpoint",
-        "Nonlinearity",
-        "Potential",
-        "ReshapedScale",
-        "Sequential",
-        "Skew",
-        "SpectralScale",
-        "Split",
-        "cayley",
-        "cpl_conv",
-        "cpl_dense",
-        "fuse",
-        "proximal",
-        "soc",
-    ),
-    "blocks": (
-        "bcop_conv",
-        "bjorck_dense",
-        "cayley_conv",
-        "cayley_dense",
-        "reshaped_conv",
-        "soc_conv",
-        "soc_dense",
-        "spectral_conv",
-        "spectral_dense",
-    ),
-    "frozen": ("Frozen", "freeze"),
-    "certificate": ("Certificates", "certify"),
-    "models": ("MODELS", "Network", "build", "list_models", "save"),
     "pretrained": ("load",),
+    "primitives": ("Nonlinearity",),
 }
-_HOME = {name: room for room, names in _ROOMS.items() for name in names}
-_MODULES = (
-    "attack",
-    "blocks",
-    "bound",
-    "certificate",
-    "check",
-    "data",
-    "fast",
-    "flows",
-    "frozen",
-    "graph",
-    "losses",
-    "machine",
-    "models",
-    "node",
-    "operators",
-    "pretrained",
-    "primitives",
-    "radius",
-    "report",
-    "rounding",
-    "shapes",
-    "testing",
-    "train",
-    "untrusted",
-)
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = {module.name for module in pkgutil.iter_modules(__path__)}
 
-__all__ = [*_HOME, *_MODULES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [*_MODULE_OF, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
-if TYPE_CHECKING:  # the same names for who reads types, and no others; a test holds the two equal
+if TYPE_CHECKING:  # the same names for type checkers
     from lipflow import attack as attack
     from lipflow import blocks as blocks
     from lipflow import bound as bound
@@ -163,12 +112,12 @@ if TYPE_CHECKING:  # the same names for who reads types, and no others; a test h
 else:
 
     def __getattr__(name: str) -> Any:
-        if name in _HOME:
-            return getattr(importlib.import_module(f"lipflow.{_HOME[name]}"), name)
+        if name in _MODULE_OF:
+            return getattr(importlib.import_module(f"lipflow.{_MODULE_OF[name]}"), name)
         if name in _MODULES:
             return importlib.import_module(f"lipflow.{name}")
         raise AttributeError(f"module 'lipflow' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*__all__, *_MODULES})

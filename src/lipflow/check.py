@@ -1,11 +1,11 @@
-"""The independent checker: is a certificate true of the network it came with?
+"""The independent checker of certificates.
 
     python -m lipflow.check FOLDER [--full]
 
-It needs Python and NumPy, and imports nothing else of lipflow. From the weights it verifies every norm that is claimed
-and derives L, the rounding bound E and the pair bounds; from the stored scores every label and radius; and from the
-images the scores themselves: of all with --full, else of a random sample, and the others are on trust, as the verdict
-says. True labels, the names of the split and of the network (`which`), `how` and `shape` are the author's word.
+It needs Python and NumPy and imports nothing else of lipflow. From the weights it verifies every claimed norm and
+derives L, the rounding bound E and the pair bounds. From the stored scores it derives every label and radius. From the
+images it recomputes the scores: of all images with --full, otherwise of a random sample. It cannot verify the true
+labels, the names of the split and the network, and the texts `name`, `size` and `how` of the ledger.
 Proofs: docs/norms.md and docs/soundness.md.
 """
 
@@ -23,7 +23,7 @@ U, TINY = Fraction(1, 2**53), Fraction(1, 2**1022)
 
 
 class Rejected(Exception):
-    """Why a certificate is not accepted."""
+    """The certificate is not accepted; the message says why."""
 
 
 def require(holds, why):
@@ -31,28 +31,32 @@ def require(holds, why):
         raise Rejected(why)
 
 
+def integers(values, least=1):
+    return all(type(n) is int and n >= least for n in values)
+
+
 # Exact rationals, rounded outwards at the end
 
 
 def number(x):
-    """A number of a file; words are none, as "1e999999999" would be computed for ever."""
-    require(isinstance(x, int | float), f"{x!r} stands where a number should")
+    """A number of a file as a rational. Strings are rejected: Fraction("1e999999999") would not end."""
+    require(isinstance(x, int | float), f"{x!r} is not a number")
     return Fraction(x)
 
 
 def gamma(n):
-    require(n < 2**51, f"{n} roundings are beyond the error model")
+    require(n < 2**51, f"the error model does not cover sums of {n} terms")
     return n * U / (1 - n * U)
 
 
 def in_range(error):
-    """A bound is at least u times every number on the way: below 2⁹⁰⁰, nothing has overflowed."""
-    require(error <= 2**900, "numbers on the way may be beyond float64")
+    """The error, if it is at most 2⁹⁰⁰. It is at least u times every intermediate value, so none has overflowed."""
+    require(error <= 2**900, "intermediate values may be beyond float64")
     return error
 
 
 def up(q):
-    x = max(float(q), 2.0**-1022) if q > 0 else float(q)  # a processor that flushes would read less as 0
+    x = max(float(q), 2.0**-1022) if q > 0 else float(q)  # some processors read smaller numbers as 0
     return x if math.isinf(x) or Fraction(x) >= q else math.nextafter(x, math.inf)
 
 
@@ -65,7 +69,7 @@ def sqrt_up(q):
 
 
 def square_sum(x):
-    """At least Σ x² over the last two axes, the greatest of a batch."""
+    """The greatest Σ x² over the last two axes in a batch, rounded up."""
     terms = x.shape[-1] * x.shape[-2]
     return (Fraction(float((x * x).sum((-2, -1)).max())) + terms * TINY) / (1 - gamma(terms))
 
@@ -82,48 +86,51 @@ def power_of_two(x):
     return math.ldexp(1.0, min(max(math.frexp(top)[1] - 1, -1021), 1021)) if top else 0.0
 
 
-# Norms: the claim B is verified, not computed again (docs/norms.md)
+# Norms: the claimed bound is verified, which is cheaper than computing one (docs/norms.md)
 
 
-def turned(x):
+def transposed(x):
     return np.swapaxes(x, -1, -2)
 
 
-def mirror(g):
-    return np.tril(g) + turned(np.tril(g, -1))
+def symmetric(g):
+    """The symmetric matrix with the lower triangle of g."""
+    return np.tril(g) + transposed(np.tril(g, -1))
 
 
 def verify_gram(w, ceiling, name):
     """Prove λmax(WWᵀ) ≤ ceiling for a batch of matrices."""
-    w = w if w.shape[-2] <= w.shape[-1] else turned(w)
+    w = w if w.shape[-2] <= w.shape[-1] else transposed(w)
     m, n = w.shape[-2:]
-    verify_band((w @ turned(w))[:, None], None, gamma(n) * square_sum(w) + m * n * TINY, ceiling, name)
+    verify_band((w @ transposed(w))[:, None], None, gamma(n) * square_sum(w) + m * n * TINY, ceiling, name)
 
 
 def verify_band(diagonal, below, product, ceiling, name):
-    """Prove λmax(G) + product ≤ ceiling for symmetric G with these blocks on the diagonal and below it (batch, strips,
-    q, q): Cholesky of μI - G for a μ that leaves room for rounding."""
+    """Prove λmax(G) + product ≤ ceiling by a Cholesky factor of μI - G, with μ below the ceiling by a rounding slack.
+
+    G is symmetric and block tridiagonal, with the blocks `diagonal` and `below` (batch, strips, q, q).
+    """
     strips, q = diagonal.shape[1:3]
     length, band, entries = min(strips, 2) * q, min(strips, 3) * q, np.arange(q)
     least = Fraction(float(np.trace(diagonal, axis1=-2, axis2=-1).sum(-1).min()))
-    room = gamma(length) * (strips * q * ceiling - least) + 8 * U * length * sqrt_up(Fraction(strips)) * ceiling
-    mu = float(ceiling - product - room)
+    slack = gamma(length) * (strips * q * ceiling - least) + 8 * U * length * sqrt_up(Fraction(strips)) * ceiling
+    mu = float(ceiling - product - slack)
     require(mu >= 2.0**-900, f"{name}: the claimed norm is below what can be proved")
-    shifted = -mirror(diagonal)
+    shifted = -symmetric(diagonal)
     shifted[..., entries, entries] += mu
     residual, weight, last = Fraction(0), Fraction(0), np.empty(0)
     for t in range(strips):
         row = pivot = shifted[:, t]
         try:
             if t:
-                row = -turned(np.linalg.solve(last, turned(below[:, t - 1])))
-                residual += 2 * square_sum(-below[:, t - 1] - row @ turned(last))
-                pivot = pivot - row @ turned(row)
+                row = -transposed(np.linalg.solve(last, transposed(below[:, t - 1])))
+                residual += 2 * square_sum(-below[:, t - 1] - row @ transposed(last))
+                pivot = pivot - row @ transposed(row)
             last = np.tril(np.linalg.cholesky(pivot))
         except np.linalg.LinAlgError:
             raise Rejected(f"{name}: the claimed norm is below the true one") from None
         row = np.concatenate([row, last], -1) if t else last
-        residual += square_sum(shifted[:, t] - mirror(row @ turned(row)))
+        residual += square_sum(shifted[:, t] - symmetric(row @ transposed(row)))
         weight += square_sum(row)
     pivot = Fraction(float(np.abs(shifted[..., entries, entries]).max()))
     proved = Fraction(mu) + sqrt_up(residual) / (1 - U) + gamma(length) * weight + product
@@ -132,18 +139,20 @@ def verify_band(diagonal, below, product, ceiling, name):
 
 
 def verify_strips(taps, axis, ceiling, name):
-    """Prove λmax(WWᵀ) ≤ ceiling for W with matrices as the taps of its rows (taps, a, b): strips of outputs, so thick
-    that only neighbours read a common input, make WWᵀ block tridiagonal."""
+    """Prove λmax(WWᵀ) ≤ ceiling for a convolution along one axis, whose taps are matrices (taps, a, b).
+
+    The outputs are cut into strips so thick that only neighbours read a common input: WWᵀ is block tridiagonal.
+    """
     (_, a, b), stride, extent = taps.shape, axis["stride"], axis["extent"]
     thick = max(1, -(-extent // stride) - 1)
     count, step, window = -(-axis["outputs"] // thick), thick * stride, (thick - 1) * stride + extent
-    whole, t = toeplitz(taps, thick, stride, axis["dilation"]), np.arange(count)[:, None]
+    whole, t = toeplitz(taps, thick, axis), np.arange(count)[:, None]
     q, n, shared = thick * a, window * b, max(window - step, 0) * b
     places = t * step + np.arange(window) - axis["before"]
     inside = (places >= 0) & (places < axis["size"])
     exist = np.concatenate([t * thick + np.arange(thick) < axis["outputs"], inside], 1)
     pairs = np.concatenate([np.roll(exist, 1, 0) & (t > 0), exist], 1)
-    kinds, kind = np.unique(pairs, axis=0, return_inverse=True)  # away from the border all strips are equal
+    kinds, kind = np.unique(pairs, axis=0, return_inverse=True)  # all strips away from the border are equal
     diagonal, below, squares = [], [], []
     for pair in kinds.reshape(-1, 2, thick + window):
         last, this = ((whole * e[:thick, None, None, None] * e[thick:, None]).reshape(q, n) for e in pair)
@@ -155,13 +164,12 @@ def verify_strips(taps, axis, ceiling, name):
     verify_band(np.stack(diagonal)[None, kind], np.stack(below)[None, kind[1:]], product, ceiling, name)
 
 
-def toeplitz(taps, outputs, stride, dilation):
-    """Some outputs of one axis, each a window of taps: (taps, a, b) to (outputs, a, positions, b)."""
-    (k, a, b) = taps.shape
-    extent = dilation * (k - 1) + 1
+def toeplitz(taps, outputs, axis):
+    """The matrix of some outputs along one axis: taps (taps, a, b) to (outputs, a, positions, b)."""
+    (_, a, b), stride, extent = taps.shape, axis["stride"], axis["extent"]
     matrix = np.zeros((outputs, a, (outputs - 1) * stride + extent, b))
     for i in range(outputs):
-        matrix[i, :, i * stride : i * stride + extent : dilation] = np.swapaxes(taps, 0, 1)
+        matrix[i, :, i * stride : i * stride + extent : axis["dilation"]] = np.swapaxes(taps, 0, 1)
     return matrix
 
 
@@ -178,15 +186,12 @@ def verify_norm(w, claim, name):
         return
     (rows, columns), exact = w.axes, [not w.circular and list(side) == [0, 0] for side in claim["torus"]]
     whole = all(type(n) is int and n < 2**29 for side in claim["torus"] for n in side)
-    require(whole and len(exact) == 2 and exact[0] >= exact[1], f"{name}: no torus has sides {claim['torus']}")
+    require(whole and len(exact) == 2 and exact[0] >= exact[1], f"{name}: {claim['torus']} is not a torus")
     kernels = weight.reshape(w.groups, -1, *weight.shape[1:])
     if all(exact):
         for kernel in kernels:
-            taps = [
-                toeplitz(k, columns["outputs"], columns["stride"], columns["dilation"])
-                for k in kernel.transpose(2, 3, 0, 1)
-            ]
-            taps = np.stack(taps)[:, :, :, columns["before"] : columns["before"] + columns["size"]]
+            taps = np.stack([toeplitz(k, columns["outputs"], columns) for k in kernel.transpose(2, 3, 0, 1)])
+            taps = taps[:, :, :, columns["before"] : columns["before"] + columns["size"]]
             taps = taps.reshape(len(taps), math.prod(taps.shape[1:3]), math.prod(taps.shape[3:]))
             verify_strips(taps, rows, norm**2, name)
         return
@@ -198,9 +203,9 @@ def verify_norm(w, claim, name):
     for kernel in kernels:
         magnitude = sqrt_up(square_sum(np.abs(kernel).sum((2, 3)))) / (1 - gamma(taps))
         error = 2 * (gamma(taps) + 16 * U) * magnitude + weight.size * taps * TINY
-        room = norm / sqrt_up(Fraction(tori[0][2] * tori[1][2])) - error
-        require(room > 0, f"{name}: the claimed norm is below the rounding of its symbol")
-        ceiling, (out, grouped, height, width) = room**2 * tori[0][1] * tori[1][1], kernel.shape
+        rest = norm / sqrt_up(Fraction(tori[0][2] * tori[1][2])) - error
+        require(rest > 0, f"{name}: the claimed norm is below the rounding error of its symbol")
+        ceiling, (out, grouped, height, width) = rest**2 * tori[0][1] * tori[1][1], kernel.shape
         if exact[0]:
             kernel = kernel.transpose(2, 0, 1, 3).reshape(height * out, grouped, width, 1)
             for s in symbols_of(kernel, (columns, rows), tori[::-1], twist[::-1]):
@@ -212,26 +217,26 @@ def verify_norm(w, claim, name):
 
 
 def torus(axis, circular, claimed, name):
-    """(side, stride that aliases, outputs at one position) of the claimed torus, if it can carry this axis."""
+    """(side, stride that aliases, outputs per position) of the claimed torus; rejected unless it fits this axis."""
     n, k, s, before = axis["size"], axis["kernel"], axis["stride"], axis["before"]
     side, twist = claimed
     if circular:
-        require((side, twist) == (n, 0), f"{name}: circular padding has one torus")
+        require((side, twist) == (n, 0), f"{name}: the torus of circular padding has side {n} and no twist")
         places = [i * s % n for i in range(axis["outputs"])]
         return n, s if n % s == 0 else 1, max(map(places.count, set(places)))
     least = s if k == 1 else max(n + before, (axis["outputs"] - 1) * s - before + axis["extent"])
-    carries = isinstance(side, int) and side >= least and side % s == 0
-    require(carries, f"{name}: the torus is too small, or no multiple")
+    fits = isinstance(side, int) and side >= least and side % s == 0
+    require(fits, f"{name}: the torus needs a side of at least {least} that is a multiple of {s}, not {side}")
     require(twist in (0, 1), f"{name}: a twist is 0 or 1")
     return side, s, 1
 
 
 def symbols_of(kernel, axes, tori, twist):
-    """Σ_j K_j e^{iω·dj} at half of the frequencies, aliases side by side, as [[Re, -Im], [Im, Re]]."""
+    """Σ_j K_j e^{iω·dj} at half of the frequencies, aliases side by side, as real matrices [[Re, -Im], [Im, Re]]."""
     out, grouped, height, width = kernel.shape
     (n1, s1, _), (n2, s2, _) = tori
     c1, c2 = n1 // s1, n2 // s2
-    sizes = zip(axes, (height, width), (2 * n1, 2 * n2), strict=True)  # reduced here, no integer is above 2⁶²
+    sizes = zip(axes, (height, width), (2 * n1, 2 * n2), strict=True)  # reduced here, so integers are below 2⁶²
     taps1, taps2 = (np.array([[axis["dilation"] * j % turn] for j in range(k)]) for axis, k, turn in sizes)
     for f in range((c1 + 1) // 2 if twist[0] else c1 // 2 + 1):
         rows = f + c1 * np.arange(s1)
@@ -250,7 +255,7 @@ def symbols_of(kernel, axes, tori, twist):
 
 
 def unit_circle(t, turn):
-    """cos and sin of 2π·t/turn for integers 0 ≤ t < turn, reduced to an eighth of a turn: within 8u."""
+    """cos and sin of 2π·t/turn for integers 0 ≤ t < turn, reduced to an eighth of a turn: with errors of at most 8u."""
     octant, rest = t * 8 // turn, t * 8 % turn
     angle = np.where(octant % 2 == 1, turn - rest, rest) * (math.pi / 4) / turn
     swap = (octant + 1) // 2 % 2 == 1
@@ -258,11 +263,11 @@ def unit_circle(t, turn):
     return np.where((octant >= 2) & (octant < 6), -x, x), np.where(octant >= 4, -y, y)
 
 
-# Linear operators, and how they round
+# Linear operators and their rounding errors
 
 
 class Operator:
-    """What every operator has: in_shape, out_shape, entries (of both), its claimed norm, apply and apply_error."""
+    """A linear map with a claimed norm. Subclasses have apply, adjoint, and bounds of their rounding errors."""
 
     in_shape: tuple[int, ...]
     out_shape: tuple[int, ...]
@@ -283,6 +288,8 @@ class Adjoint(Operator):
 class Linear(Operator):
     """A matrix, or a convolution with its geometry."""
 
+    verify = verify_norm
+
     def __init__(self, weight, geometry):
         self.axes: Any = None
         self.weight, self.groups, self.circular, self.repeats = weight, 1, False, 1
@@ -301,13 +308,12 @@ class Linear(Operator):
         out, grouped, height, width = self.weight.shape
         self.groups, self.circular = geometry["groups"], geometry["padding_mode"] == "circular"
         require(geometry["padding_mode"] in ("zeros", "circular"), "padding is zeros or circular")
-        require(type(self.groups) is int and self.groups >= 1 and out % self.groups == 0, "groups divide the channels")
+        require(integers([self.groups]) and out % self.groups == 0, "groups do not divide the channels")
         self.axes = []
         for i, k in enumerate((height, width)):
             n, (before, after) = geometry["in_size"][i], geometry["padding"][i]
             s, d = geometry["stride"][i], geometry["dilation"][i]
-            require(all(type(number) is int for number in (n, before, after, s, d)), "the geometry is of integers")
-            require(min(n, s, d) >= 1 and min(before, after) >= 0, "a size of the geometry is not positive")
+            require(integers([n, s, d]) and integers([before, after], 0), "the geometry needs positive integers")
             extent = d * (k - 1) + 1
             outputs = (n + before + after - extent) // s + 1
             require(outputs >= 1, "the kernel does not fit its input")
@@ -321,9 +327,6 @@ class Linear(Operator):
         self.dots = grouped * height * width + 1, out // self.groups * height * width + 1 + self.repeats
         magnitude = np.abs(self.weight)
         return magnitude.sum((1, 2, 3)), magnitude.reshape(self.groups, -1, *self.weight.shape[1:]).sum((1, 3, 4))
-
-    def verify(self, claim, name):
-        verify_norm(self, claim, name)
 
     def apply_error(self, reach):
         return self._error(self.dots[0], reach)
@@ -380,7 +383,7 @@ class Linear(Operator):
         return padded.reshape(len(y), -1, *padded.shape[3:])
 
     def skew(self):
-        """Whether the weights are skew-symmetric to the last bit."""
+        """Whether W = -Wᵀ exactly."""
         w = self.weight
         if self.axes is None:
             return w.shape[0] == w.shape[1] and np.array_equal(w, -w.T)
@@ -392,12 +395,12 @@ class Linear(Operator):
 
 
 class Fourier(Operator):
-    """A matrix at each frequency, between real Fourier transforms of rows and columns (docs/soundness-spectral.md)."""
+    """A matrix at each frequency, between real Fourier transforms (docs/soundness-spectral.md)."""
 
     def __init__(self, real, imaginary, geometry):
         self.re, self.im, (h, w) = real, imaginary, geometry["in_size"]
-        fits = self.re.ndim == 4 and self.re.shape == self.im.shape and self.re.size and type(w) is int and w >= 1
-        require(fits and self.re.shape[:2] == (h, w // 2 + 1), "a Fourier map has matrices at h and w // 2 + 1 places")
+        fits = self.re.ndim == 4 and self.re.shape == self.im.shape and self.re.size and integers([w])
+        require(fits and self.re.shape[:2] == (h, w // 2 + 1), "a Fourier map has h × (w // 2 + 1) matrices")
         self.width, m = w, self.re.shape[1]
         self.in_shape, self.out_shape = (self.re.shape[3], h, w), (self.re.shape[2], h, w)
         own = np.array([1.0 if 2 * f % w == 0 else 2.0 for f in range(m)])
@@ -413,10 +416,10 @@ class Fourier(Operator):
         scale = max(power_of_two(self.re), power_of_two(self.im))
         if not scale:
             return
-        room = number(claim["norm"]) / Fraction(scale) - 4 * self.re[0, 0].size * TINY
-        require(room > 0, f"{name}: the claimed norm is not above the rounding of its proof")
+        norm = number(claim["norm"]) / Fraction(scale) - 4 * self.re[0, 0].size * TINY
+        require(norm > 0, f"{name}: the claimed norm is below the rounding error of its proof")
         for re, im in zip(self.re / scale, self.im / scale, strict=True):
-            verify_gram(np.block([[re, -im], [im, re]]), room**2, name)
+            verify_gram(np.block([[re, -im], [im, re]]), norm**2, name)
 
     def apply(self, x):
         (n, into), (h, m, out, _) = x.shape[:2], self.re.shape
@@ -437,32 +440,32 @@ class Fourier(Operator):
         return in_range(wrong)
 
     def adjoint(self, y):
-        raise Rejected("no primitive applies the adjoint of a Fourier map")
+        raise Rejected("the adjoint of a Fourier map is not supported")
 
     adjoint_error = adjoint
 
 
 def tensor_of(tensors, name, kind="f"):
-    """A tensor of float64, or of integers: in integers of 32 bits, -2³¹ is its own absolute value."""
-    require(tensors[name].dtype.kind == kind, f"{name} has numbers of another type than it should")
+    """A tensor of floats, or of integers. Integer weights are rejected: in int32, |-2³¹| = -2³¹."""
+    require(tensors[name].dtype.kind == kind, f"{name} has the wrong dtype {tensors[name].dtype}")
     return tensors[name]
 
 
 def operator_of(p, tensors, claim, name):
-    """An operator, its claimed norm verified."""
+    """An operator of the file, with its claimed norm verified."""
     geometry, kind = p["geometry"], p["kind"]
-    require(kind in ("matrix", "convolution", "fourier"), f"{name}: its operator is of no known kind")
+    require(kind in ("matrix", "convolution", "fourier"), f"{name}: unknown kind of operator {kind!r}")
     if kind == "fourier":
         op = Fourier(tensor_of(tensors, p["real"]), tensor_of(tensors, p["imaginary"]), geometry)
     else:
         op = Linear(tensor_of(tensors, p["weight"]), geometry if kind == "convolution" else None)
     op.norm = number(claim["norm"])
-    require(op.norm >= 0, f"{name}: a norm is not negative")
+    require(op.norm >= 0, f"{name}: the claimed norm is negative")
     op.verify(claim, name)
     return Adjoint(op) if p["adjoint"] else op
 
 
-# The primitives: run(*xs), how far they stretch, and their rounding error on inputs of norms at most X
+# The primitives: what they compute, their Lipschitz bounds, and their rounding errors on inputs of bounded norm
 
 
 SIGMA = {"relu": lambda y: np.maximum(y, 0.0), "hardtanh": lambda y: np.clip(y, -1.0, 1.0)}
@@ -470,11 +473,11 @@ POINTWISE = {**SIGMA, "abs": np.abs}
 
 
 class Primitive:
-    """What every kind shares; `p` is its description, and what it says of tensors and of its operator is looked up."""
+    """What every kind shares. p is its description; its tensors are in t, its operator is op."""
 
     def __init__(self, p, tensors, claim, name):
-        held = {key: "i" if key == "index" else "f" for key in TENSORS if p.get(key) is not None}
-        self.p, self.t = p, {key: tensor_of(tensors, p[key], kind) for key, kind in held.items()}
+        kinds = {key: "i" if key == "index" else "f" for key in TENSORS if p.get(key) is not None}
+        self.p, self.t = p, {key: tensor_of(tensors, p[key], kind) for key, kind in kinds.items()}
         self.op: Any = operator_of(p["op"], tensors, claim, name) if "op" in p else None
         self.bias = self.t.get("bias")
         if self.op is not None:
@@ -485,17 +488,19 @@ class Primitive:
         pass
 
     def out_shape(self, *shapes):
-        """The shape of the output; inputs that the constants say nothing of are refused, and nothing is broadcast."""
-        self.fit(len(shapes) == 1)
+        """The shape of the output. Inputs that would be broadcast are rejected: the bounds do not cover them."""
+        self.fit(len(shapes) == 1 and (self.op is None or shapes[0] == self.op.in_shape))
         return shapes[0]
 
     def fit(self, holds):
         require(holds, f"a {self.p['kind']} does not take inputs of these shapes")
 
     def lipschitz(self, *distances):
+        """A bound of the distance of two outputs, for inputs at these distances."""
         return distances[0]
 
     def error(self, entries, *reaches):
+        """A bound of the rounding error, for inputs of norms at most `reaches`."""
         return Fraction(0)
 
     def column(self, t, x):
@@ -504,7 +509,7 @@ class Primitive:
 
 class Input(Primitive):
     def out_shape(self, *shapes):
-        require(not shapes and all(type(n) is int and n >= 1 for n in self.p["shape"]), "an input has a shape")
+        require(not shapes and integers(self.p["shape"]), "an input has a shape of positive integers")
         return tuple(self.p["shape"])
 
 
@@ -521,13 +526,12 @@ class Constant(Primitive):
 
 
 class Gather(Primitive):
-    """Entry i is entry index[i] of the inputs, flattened one after the other; -1 is a zero."""
+    """Entry i of the output is entry index[i] of the inputs, flattened and concatenated; -1 stands for a zero."""
 
     def setup(self):
         self.index, self.sizes = self.t["index"], self.p["sizes"]
-        require(self.sizes and all(type(n) is int and n >= 1 for n in self.sizes), "a gather has inputs")
-        require(self.index.size > 0, "a gather takes entries")
-        require(self.index.min() >= -1 and self.index.max() < sum(self.sizes), "a gather stays within its inputs")
+        require(self.sizes and integers(self.sizes) and self.index.size > 0, "a gather needs inputs and an index")
+        require(self.index.min() >= -1 and self.index.max() < sum(self.sizes), "an index is not one of an entry")
         self.flat = self.index.reshape(-1)
         counts = np.bincount(self.flat[self.flat >= 0], minlength=sum(self.sizes))
         ends = np.cumsum(self.sizes)
@@ -564,7 +568,7 @@ class Sum(Primitive):
     def setup(self):
         self.c = [float(c) for c in self.p["coefficients"]]
         require(all(type(c) is float for c in self.p["coefficients"]), "coefficients are floats")
-        require(self.c and all(c == 0 or abs(Fraction(c)) >= TINY for c in self.c), "coefficients are normal numbers")
+        require(self.c and all(c == 0 or abs(Fraction(c)) >= TINY for c in self.c), "a coefficient is subnormal")
 
     def out_shape(self, *shapes):
         self.fit(len(shapes) == len(self.c) and len(set(shapes)) == 1)
@@ -581,7 +585,7 @@ class Sum(Primitive):
 
     def error(self, entries, *reaches):
         roundings = len(self.c) - 1 + (not all(map(is_power_of_two, self.c)))
-        return in_range(gamma(roundings) * self.lipschitz(*reaches) + len(self.c) * entries * TINY)
+        return gamma(roundings) * self.lipschitz(*reaches) + len(self.c) * entries * TINY
 
     def back(self, rows):
         for c in self.c:
@@ -605,15 +609,17 @@ class Scale(Primitive):
         return self.greatest * distances[0]
 
     def error(self, entries, *reaches):
-        return in_range(U * self.greatest * reaches[0] + entries * TINY)
+        return U * self.greatest * reaches[0] + entries * TINY
 
     def back(self, rows):
         yield self.run(rows), self.greatest, U * self.greatest
 
 
 class Affine(Primitive):
+    """Wx + b."""
+
     def out_shape(self, *shapes):
-        self.fit(shapes == (self.op.in_shape,))
+        super().out_shape(*shapes)
         return self.op.out_shape
 
     def run(self, x):
@@ -643,21 +649,19 @@ class Affine(Primitive):
 
 
 class Convex(Affine):
-    """A step through -∇f with ∇f(x) = Wᵀσ(Wx + b), σ with slopes in [0, 1]."""
+    """A step of the flow of -∇f, where ∇f(x) = Wᵀσ(Wx + b) and σ has slopes in [0, 1]."""
+
+    out_shape = Primitive.out_shape
 
     def setup(self):
-        self.h = Fraction(float(self.p["h"]))  # an integer, too, is run as a float
+        self.h = Fraction(float(self.p["h"]))  # the float that is used: an integer above 2⁵³ is rounded
         require((self.h == 0 or self.h >= TINY) and self.p["sigma"] in SIGMA, "a step needs h ≥ 0 and a known σ")
-
-    def out_shape(self, *shapes):
-        self.fit(shapes == (self.op.in_shape,))
-        return shapes[0]
 
     def gradient(self, x):
         return self.op.adjoint(SIGMA[self.p["sigma"]](Affine.run(self, x)))
 
     def gradient_error(self, reach):
-        """(error of the computed gradient, its norm)."""
+        """(error of the computed gradient, bound of its norm)."""
         e = self.affine_error(reach)
         inner = self.op.norm * reach + self.bias_norm() + e
         wrong = self.op.adjoint_error(inner)
@@ -673,14 +677,16 @@ class Descent(Convex):
 
     def error(self, entries, *reaches):
         wrong, size = self.gradient_error(reaches[0])
-        return in_range(self.h * wrong + 3 * U * (reaches[0] + self.h * size) + 2 * self.op.entries * TINY)
+        return self.h * wrong + 3 * U * (reaches[0] + self.h * size) + 2 * self.op.entries * TINY
 
 
 class Proximal(Convex):
+    """n iterations towards the z with z + h∇f(z) = x; with reflect, 2z - x."""
+
     def setup(self):
         super().setup()
         self.tau, self.n = Fraction(float(self.p["tau"])), self.p["iterations"]
-        some = self.h > 0 and type(self.n) is int and 1 <= self.n <= 10**4 and type(self.p["reflect"]) is bool
+        some = self.h > 0 and integers([self.n]) and self.n <= 10**4 and type(self.p["reflect"]) is bool
         require(TINY <= self.tau <= 1 and some, "a proximal layer needs h > 0, 0 < τ ≤ 1 and iterations")
 
     def run(self, x):
@@ -699,22 +705,20 @@ class Proximal(Convex):
         wrong, size = self.gradient_error(within)
         step = self.tau * self.h * wrong + gamma(6) * (3 * within + self.h * size)
         total = (step + 8 * self.op.entries * TINY * (1 + self.h)) / self.tau
-        require(total <= within / 2, "the rounding of a proximal layer outgrows what it computes")
+        require(total <= within / 2, "the rounding error of a proximal layer is larger than its output")
         if not self.p["reflect"]:
-            return in_range(total)
+            return total
         left = Fraction(up((1 - self.tau) ** self.n)) * self.h * norm * (norm * reach + self.bias_norm())
-        return in_range(2 * total + 2 * left + 2 * U * (2 * within + reach))
+        return 2 * total + 2 * left + 2 * U * (2 * within + reach)
 
 
 class Series(Primitive):
+    """Σ (hA)ʲx/j! over j < terms, where A is skew-symmetric."""
+
     def setup(self):
         self.h, self.terms = Fraction(float(self.p["h"])), self.p["terms"]
-        some = self.h >= 1000 * TINY and type(self.terms) is int and 1 <= self.terms <= 1000
+        some = self.h >= 1000 * TINY and integers([self.terms]) and self.terms <= 1000
         require(some and type(self.op) is Linear and self.op.skew(), "a series needs h > 0, terms, and a skew map")
-
-    def out_shape(self, *shapes):
-        self.fit(shapes == (self.op.in_shape,))
-        return shapes[0]
 
     def run(self, x):
         total = term = x
@@ -738,14 +742,14 @@ class Series(Primitive):
             wrong += 4 * U * (size + wrong) + self.op.entries * TINY
             sums += size + wrong
             total += wrong + U * sums * (1 + 2 * U) ** self.terms
-        return in_range(total)
+        return total
 
 
 class AvgPool(Primitive):
     def setup(self):
         self.window, self.divisor = self.p["window"], Fraction(float(self.p["divisor"]))
-        fine = len(self.window) == 2 and all(type(n) is int and n >= 1 for n in self.window)
-        require(fine and self.divisor >= TINY, "an average has a window and a positive divisor")
+        fine = len(self.window) == 2 and integers(self.window)
+        require(fine and self.divisor >= TINY, "an average needs a window and a positive divisor")
 
     def out_shape(self, *shapes):
         (a, b), (shape,) = self.window, shapes
@@ -762,37 +766,35 @@ class AvgPool(Primitive):
 
     def error(self, entries, *reaches):
         area = math.prod(self.window)
-        return in_range(gamma(area) * self.lipschitz(*reaches) + entries * TINY * (1 + area / self.divisor))
+        return gamma(area) * self.lipschitz(*reaches) + entries * TINY * (1 + area / self.divisor)
 
 
 class MaxPool(Primitive):
     def setup(self):
         pairs = [self.p[k] for k in ("kernel", "stride", "padding", "dilation")]
-        require(all(len(pair) == 2 and all(type(n) is int for n in pair) for pair in pairs), "pooling has pairs")
-        (kernel, stride, padding, dilation) = pairs
-        fine = min(kernel + stride + dilation) >= 1 and all(
-            0 <= 2 * p <= k for p, k in zip(padding, kernel, strict=True)
-        )
-        require(fine, "a window is not empty")
+        require(all(len(pair) == 2 and integers(pair, 0) for pair in pairs), "pooling needs pairs of integers")
+        self.axes = list(zip(*pairs, strict=True))
+        fine = all(min(k, s, d) >= 1 and 2 * p <= k for k, s, p, d in self.axes)
+        require(fine, "pooling needs sizes of at least 1, and padding of at most half the window")
 
     def out_shape(self, *shapes):
         self.fit(len(shapes) == 1 and len(shapes[0]) == 3)
-        axes = zip(shapes[0][1:], *(self.p[k] for k in ("kernel", "stride", "padding", "dilation")), strict=True)
-        out = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]
+        sizes = zip(shapes[0][1:], self.axes, strict=True)
+        out = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, (k, s, p, d) in sizes]
         self.fit(min(out) >= 1)
         return shapes[0][0], *out
 
     def run(self, x):
-        (kh, kw), (sh, sw), (ph, pw), (dh, dw) = (self.p[k] for k in ("kernel", "stride", "padding", "dilation"))
+        (kh, sh, ph, dh), (kw, sw, pw, dw) = self.axes
+        _, h, w = self.out_shape(x.shape[1:])
         x = np.pad(x, [(0, 0), (0, 0), (ph, ph), (pw, pw)], constant_values=-np.inf)
-        h, w = (x.shape[2] - dh * (kh - 1) - 1) // sh + 1, (x.shape[3] - dw * (kw - 1) - 1) // sw + 1
         taps = [(a * dh, b * dw) for a in range(kh) for b in range(kw)]
         windows = [x[:, :, a : a + (h - 1) * sh + 1 : sh, b : b + (w - 1) * sw + 1 : sw] for a, b in taps]
         return np.max(windows, 0)
 
     def lipschitz(self, *distances):
-        axes = zip(self.p["kernel"], self.p["stride"], self.p["dilation"], strict=True)
-        return sqrt_up(Fraction(math.prod(-(-k * math.gcd(d, s) // s) for k, s, d in axes))) * distances[0]
+        overlap = math.prod(-(-k * math.gcd(d, s) // s) for k, s, _, d in self.axes)
+        return sqrt_up(Fraction(overlap)) * distances[0]
 
 
 class Pointwise(Primitive):
@@ -803,7 +805,7 @@ class Pointwise(Primitive):
 class GroupSort(Primitive):
     def out_shape(self, *shapes):
         group = self.p["group"]
-        self.fit(len(shapes) == 1 and shapes[0] and type(group) is int and group >= 1 and shapes[0][0] % group == 0)
+        self.fit(len(shapes) == 1 and shapes[0] and integers([group]) and shapes[0][0] % group == 0)
         return shapes[0]
 
     def run(self, x):
@@ -813,9 +815,10 @@ class GroupSort(Primitive):
 
 class Householder(Primitive):
     def setup(self):
-        require(self.t["sine"].ndim == 1 and self.t["sine"].size > 0, "a Householder activation has directions")
-        require(self.t["sine"].shape == self.t["cosine"].shape, "a direction has two parts")
-        pairs = zip(self.t["sine"].tolist(), self.t["cosine"].tolist(), strict=True)
+        sine, cosine = self.t["sine"], self.t["cosine"]
+        fits = sine.ndim == 1 and sine.size > 0 and sine.shape == cosine.shape
+        require(fits, "a Householder activation needs as many sines as cosines")
+        pairs = zip(sine.tolist(), cosine.tolist(), strict=True)
         self.square = max(Fraction(s) ** 2 + Fraction(c) ** 2 for s, c in pairs)
 
     def out_shape(self, *shapes):
@@ -833,21 +836,21 @@ class Householder(Primitive):
 
     def error(self, entries, *reaches):
         size = (1 + 2 * self.square) * reaches[0]
-        return in_range((gamma(2) * 2 * self.square + gamma(4)) * size + 8 * entries * TINY * (1 + 2 * self.square))
+        return (gamma(2) * 2 * self.square + gamma(4)) * size + 8 * entries * TINY * (1 + 2 * self.square)
 
 
 TENSORS = ("bias", "value", "factor", "index", "sine", "cosine")
-BASIC = dict(input=Input, constant=Constant, gather=Gather, sum=Sum, scale=Scale, affine=Affine)
+MAPS = dict(input=Input, constant=Constant, gather=Gather, sum=Sum, scale=Scale, affine=Affine)
 STEPS = dict(descent=Descent, proximal=Proximal, series=Series)
 LAYERS = dict(avg_pool=AvgPool, max_pool=MaxPool, pointwise=Pointwise, group_sort=GroupSort, householder=Householder)
-KINDS: dict[str, type[Primitive]] = {**BASIC, **STEPS, **LAYERS}
+KINDS: dict[str, type[Primitive]] = {**MAPS, **STEPS, **LAYERS}
 
 
 # The certificate
 
 
 def read_safetensors(path):
-    """(metadata, tensors) of a file of float64 tensors, and int32 ones: a length, a JSON header, and the numbers."""
+    """(metadata, tensors) of a safetensors file: a length, a JSON header, and float64 or int32 numbers."""
     raw = path.read_bytes()
     length = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8 : 8 + length])
@@ -858,30 +861,30 @@ def read_safetensors(path):
         kind = "<f8" if entry["dtype"] == "F64" else "<i4"
         tensor = np.frombuffer(raw[8 + length + first : 8 + length + last], kind).reshape(entry["shape"])
         if kind == "<f8":
-            bits = tensor.view("<i8")  # a processor may read a subnormal number as 0
+            bits = tensor.view("<i8")  # some processors read subnormal numbers as 0
             fit = (((bits & 2047 << 52) != 0) | (bits << 1 == 0)) & (np.abs(tensor) <= 2.0**900)
-            require(bool(fit.all()), f"{name} is not finite, or out of range")
+            require(bool(fit.all()), f"{name} has numbers that are not finite, or out of range")
         tensors[name] = tensor
     return json.loads(metadata["lipflow"]), tensors
 
 
 class Network:
-    """Primitives, and vertices [primitive, *inputs], each after its inputs: the input first, the output last."""
+    """Primitives, and vertices [primitive, *inputs] in topological order: the input first, the output last."""
 
     def __init__(self, description, tensors, claims):
         listed = description["primitives"], claims["primitives"]
         require(len(listed[0]) == len(listed[1]), "the ledger does not list every primitive")
         self.primitives, self.vertices, self.shapes = [], description["vertices"], []
         for i, (p, claim) in enumerate(zip(*listed, strict=True)):
-            require(p["kind"] == claim["kind"] and p["kind"] in KINDS, f"primitive {i} is of no known kind")
+            require(p["kind"] == claim["kind"] and p["kind"] in KINDS, f"primitive {i}: unknown kind {p['kind']!r}")
             self.primitives.append(KINDS[p["kind"]](p, tensors, claim, f"primitive {i} ({p['kind']})"))
         named = len(description["names"]) == len(self.vertices) and type(description["note"]) is str
-        require(len(self.vertices) > 0 and named, "there is no network, or its vertices have no names")
+        require(len(self.vertices) > 0 and named, "the network has no vertices, or not one name for each")
         for i, (which, *inputs) in enumerate(self.vertices):
-            before = all(type(j) is int and 0 <= j < i for j in inputs)
-            require(type(which) is int and which >= 0 and before, f"vertex {i} does not come after its inputs")
+            before = all(j < i for j in inputs)
+            require(integers([which, *inputs], 0) and before, f"vertex {i} does not come after its inputs")
             p = self.primitives[which]
-            require((type(p) is Input) == (i == 0), "the input comes first, and once")
+            require((type(p) is Input) == (i == 0), "the first vertex, and no other, is the input")
             self.shapes.append(tuple(p.out_shape(*(self.shapes[j] for j in inputs))))
 
     def values(self, x):
@@ -892,10 +895,10 @@ class Network:
         return values
 
     def fold(self, domain, stated):
-        """(L, E) of every vertex over the box of the domain, through its centre; what is stated is not below it."""
+        """(L, E) of every vertex over the box of the domain; rejected if the ledger states less."""
         require(len(stated) == len(self.vertices), "the ledger does not list every vertex")
         low, high = (float(number(end)) for end in domain)
-        require(-(2.0**900) <= low < high <= 2.0**900, "the domain is an interval")
+        require(-(2.0**900) <= low < high <= 2.0**900, f"the domain {domain} is not an interval")
         centre = low + (high - low) / 2
         half = max(Fraction(high) - Fraction(centre), Fraction(centre) - Fraction(low))
         radius = half * sqrt_up(Fraction(math.prod(self.shapes[0])))
@@ -910,7 +913,7 @@ class Network:
                 total, carried = (p.lipschitz(*(known[j] for j in inputs)) for known in (constants, errors))
             constants.append(Fraction(up(total)))
             errors.append(Fraction(up(carried + local)))
-            require(np.isfinite(value).all(), f"vertex {i}: numbers are not finite")
+            require(np.isfinite(value).all(), f"vertex {i}: its value at the centre is not finite")
             reaches.append(in_range(Fraction(up(norm_up(value) + constants[i] * radius + 2 * errors[i]))))
             require(own <= number(claim["lipschitz"]), f"vertex {i}: L = {claim['lipschitz']} is stated too low")
             require(local <= number(claim["rounding"]), f"vertex {i}: its rounding is stated too low")
@@ -918,7 +921,11 @@ class Network:
         return constants, errors
 
     def pair_bounds(self, constants):
-        """Lipschitz constants of fᵢ - fⱼ, from above: rows carried back from the output, as far as it is linear."""
+        """Bounds of the Lipschitz constants of fᵢ - fⱼ.
+
+        The rows of the identity are multiplied by matrices of linear primitives, from the output backwards. Where they
+        stop, ‖rowᵢ - rowⱼ‖·L is added to the bound.
+        """
         classes, last = self.shapes[-1][0], len(self.vertices) - 1
         carried = {last: (np.eye(classes), [Fraction(0)] * classes)}
         total = np.zeros((classes, classes))
@@ -927,7 +934,8 @@ class Network:
                 continue
             (rows, errors), (which, *inputs) = carried.pop(i), self.vertices[i]
             p = self.primitives[which]
-            linear = isinstance(p, Sum | Scale | Gather) or (type(p) is Affine and self.matrix(p))
+            matrix = type(p) is Affine and type(p.op) is Linear and p.op.axes is None
+            linear = matrix or isinstance(p, Sum | Scale | Gather)
             if type(p) is Constant:
                 continue
             if not linear or classes * math.prod(self.shapes[i]) > 2**24:
@@ -948,17 +956,13 @@ class Network:
                 carried[j] = more, wrong
         return np.maximum(total, 2.0**-1022)
 
-    @staticmethod
-    def matrix(p):
-        return type(p.op) is Linear and p.op.axes is None
-
 
 def nextafter(x):
     return np.maximum(np.nextafter(x, np.inf), 2.0**-1022)
 
 
 def selects(rows):
-    """Whether every row has one entry at most, and that a power of two: then no product with a matrix rounds."""
+    """Whether every row has at most one entry, a power of two: then its products with matrices are exact."""
     mantissa = np.abs(np.frexp(rows)[0])
     return bool(((mantissa == 0) | (mantissa == 0.5)).all()) and (rows != 0).sum(1).max() <= 1
 
@@ -974,7 +978,7 @@ def row_distances(rows):
 
 
 def least_ratio(logits, label, bounds, slack=0.0, below=lambda x: x):
-    """min over rivals j of (f_y - f_j - slack)/d_yj, at least 0; `below` follows every operation."""
+    """min over rivals j of (f_y - f_j - slack)/d_yj, at least 0; `below` rounds down after every operation."""
     rows = np.arange(len(logits))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         ratios = below(below(below(logits[rows, label][:, None] - logits) - slack) / bounds[label])
@@ -983,9 +987,9 @@ def least_ratio(logits, label, bounds, slack=0.0, below=lambda x: x):
 
 
 def check(folder, full=False, sample=32, seed=None):
-    """Accept the certificate in a folder and say what was verified, or raise `Rejected` with the reason.
+    """Return what was verified of the certificate in a folder, or raise `Rejected` with the reason.
 
-    Without `full`, the scores of so many images, drawn at random, are recomputed, and those of the others are not.
+    Without `full`, scores are recomputed for a random sample of this size only.
     """
     folder = Path(folder)
     try:
@@ -993,7 +997,7 @@ def check(folder, full=False, sample=32, seed=None):
         stated = {k: v for k, v in claims.items() if k != "digest"}
         canonical = hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
         require(claims["digest"] == canonical, "certificate.json was changed: its digest does not match")
-        require(set(claims["files"]) == {"frozen.safetensors", "certified.npz"}, "other files have digests")
+        require(set(claims["files"]) == {"frozen.safetensors", "certified.npz"}, "the list of files is wrong")
         for name, digest in claims["files"].items():
             found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
             require(found == digest, f"{name} was changed: its digest does not match")
@@ -1002,14 +1006,14 @@ def check(folder, full=False, sample=32, seed=None):
         raise
     except FileNotFoundError as error:
         raise Rejected(f"{error.filename} is missing") from None
-    except Exception as error:  # whatever a file makes of us, it is not accepted
+    except Exception as error:  # damaged and forged files raise many types
         raise Rejected(" ".join(f"the certificate cannot be read: {type(error).__name__}: {error}".split())) from error
 
 
 def _check(folder, claims, full, sample, seed):
     require(claims["schema"] == 2, f"this checker reads schema 2, not {claims['schema']}: certify the network again")
-    require(claims["dtype"] == "float64", "this checker knows float64")
-    require(claims["norm"] == "L2 on the values handed to the network", "this checker knows the L2 norm")
+    require(claims["dtype"] == "float64", "this checker verifies float64 only")
+    require(claims["norm"] == "L2 on the values handed to the network", "this checker verifies the L2 norm only")
     description, tensors = read_safetensors(folder / "frozen.safetensors")
     require(description["schema"] == 2, f"this checker reads networks of schema 2, not {description['schema']}")
     require(description["domain"] == claims["domain"], "the domains do not agree")
@@ -1018,7 +1022,7 @@ def _check(folder, claims, full, sample, seed):
     require(len(network.shapes[0]) >= 1, "an image has at least one axis")
     constants, errors = network.fold(claims["domain"], claims["vertices"])
     total, error, low, high = constants[-1], errors[-1], *claims["domain"]
-    require(len(network.shapes[-1]) == 1 and network.shapes[-1][0] >= 2, "the network does not end in two scores")
+    require(len(network.shapes[-1]) == 1 and network.shapes[-1][0] >= 2, "the output is not a vector of scores")
     classes, bounds = network.shapes[-1][0], network.pair_bounds(constants)
     require(claims["classes"] == classes, f"the network has {classes} classes")
     require(total <= number(claims["lipschitz"]), f"L = {claims['lipschitz']} is stated too low")
@@ -1035,17 +1039,17 @@ def _check(folder, claims, full, sample, seed):
     require(logits.shape == (count, classes), "the scores do not fit the claims")
     require(logits.dtype == radius.dtype == paper.dtype == np.float64, "scores and radii are float64")
     require(truth.dtype.kind in "iu" and label.dtype.kind in "iu", "labels are integers")
-    require(((truth >= 0) & (truth < classes)).all(), "a true label is none of the classes")
+    require(((truth >= 0) & (truth < classes)).all(), "a true label is not one of the classes")
     require(images.dtype in (np.uint8, np.float16, np.float32, np.float64), "images are bytes or floats")
     byte = images.dtype == np.uint8
     inside = low <= 0 < 1 <= high if byte else ((images >= low) & (images <= high)).all()
     require(inside, f"an image lies outside of [{low}, {high}]")
-    require(np.isfinite(logits).all() and (label == logits.argmax(1)).all(), "a label has not the greatest score")
+    require(np.isfinite(logits).all() and (label == logits.argmax(1)).all(), "a label does not have the greatest score")
     slack = up(4 * sqrt_up(Fraction(2)) * error)
     derived = least_ratio(logits, label, bounds, slack, lambda x: np.nextafter(x, -np.inf))
     for i in np.flatnonzero(~(radius <= derived)):
         raise Rejected(f"image {i}: R = {radius[i]} is more than can be derived")
-    require((paper == least_ratio(logits, label, claimed)).all(), "a radius by the paper's rule is not what it gives")
+    require((paper == least_ratio(logits, label, claimed)).all(), "a radius by the paper's rule is wrong")
 
     chosen = np.sort(np.random.default_rng(seed).permutation(count)[: count if full else sample])
     for start in range(0, len(chosen), 50):

@@ -1,6 +1,8 @@
-"""The command line: a table of commands, each a function over a frozen dataclass of arguments in its own room.
+"""The command line.
 
-A command's room is imported when the command is typed, and torch when it runs, so that help answers at once.
+The module of a command, such as `lipflow.commands.train`, has a frozen dataclass of its arguments, `Train`, and a
+function of them that returns the exit code, `train`. The module is imported when its command is typed, and torch when
+the function runs, so that help answers at once.
 """
 
 import difflib
@@ -15,69 +17,28 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any
 
 import lipflow
 from lipflow.machine import keep_freed_memory
 
-
-class Command(NamedTuple):
-    """A line of help, and where to find (as "module:name") the arguments' dataclass and the function over it.
-
-    The function returns the exit code. `defaults`, if any, maps the words typed to the values of flags not typed.
-    """
-
-    summary: str
-    arguments: str
-    function: str
-    defaults: str | None = None
-
-
-COMMANDS: dict[str, Command] = {
-    "train": Command(
-        "train a network by its published recipe, or resume",
-        "lipflow.commands.train:Train",
-        "lipflow.commands.train:train",
-        "lipflow.commands.train:defaults",
-    ),
-    "certify": Command(
-        "freeze a trained network and certify images with it",
-        "lipflow.commands.certify:Certify",
-        "lipflow.commands.certify:certify",
-    ),
-    "check": Command(
-        "verify a certificate, with NumPy alone",
-        "lipflow.commands.check:Check",
-        "lipflow.commands.check:check",
-    ),
-    "attack": Command(
-        "attack the certified network with L2-PGD",
-        "lipflow.commands.attack:Attack",
-        "lipflow.commands.attack:attack",
-    ),
-    "report": Command(
-        "compare runs on one page that opens offline",
-        "lipflow.commands.report:Report",
-        "lipflow.commands.report:report",
-    ),
-    "data": Command(
-        "fetch a dataset and show what is in it",
-        "lipflow.commands.data:Data",
-        "lipflow.commands.data:data",
-    ),
-    "models": Command(
-        "list the networks, their parameters and layers",
-        "lipflow.commands.models:Models",
-        "lipflow.commands.models:models",
-    ),
-    "demo": Command("see it work on handwritten digits, offline", "lipflow.cli:Demo", "lipflow.cli:demo"),
+COMMANDS = {  # with a line of help
+    "train": "train a network by its published recipe, or resume",
+    "certify": "freeze a trained network and certify images with it",
+    "check": "verify a certificate, with NumPy alone",
+    "attack": "attack the certified network with L2-PGD",
+    "report": "compare runs on one page that opens offline",
+    "data": "fetch a dataset and show what is in it",
+    "models": "list the networks, their parameters and layers",
+    "demo": "run these commands on handwritten digits, offline",
 }
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit code. What a user can get wrong is answered in one line, with code 2.
+    """Run one command and return the exit code. A user's mistake is answered in one line, with code 2.
 
-    LIPFLOW_DEBUG=1 shows where an error came from.
+    LIPFLOW_DEBUG=1 shows where an error was raised.
     """
     words = sys.argv[1:] if words is None else list(words)
     name = words[0] if words else "--help"
@@ -92,34 +53,34 @@ def main(words: Sequence[str] | None = None) -> int:
             near = difflib.get_close_matches(name, COMMANDS, 1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
             raise ValueError(f"there is no command {name!r}; {hint}")
-        with _plain_warnings():
-            options = parse(name, words[1:])
+        with _one_line_warnings():
+            arguments = parse(name, words[1:])
             keep_freed_memory()
-            code = _resolve(COMMANDS[name].function)(options)
+            code = getattr(_module(name), name)(arguments)
             sys.stdout.flush()
             return code
-    except BrokenPipeError:  # `lipflow models | head`: whoever read us has enough
+    except BrokenPipeError:  # the reader of our output has closed it, as in `lipflow models | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except SystemExit as ended:
-        if isinstance(ended.__context__, BrokenPipeError):  # rich noticed it first
+        if isinstance(ended.__context__, BrokenPipeError):  # rich has caught it first
             return 141
         raise
     except KeyboardInterrupt:
         print("lipflow: interrupted", file=sys.stderr)
         return 130
     except Exception as error:
-        return _answer(error)
+        return _print_error(error)
 
 
 def parse(name: str, words: Sequence[str]) -> Any:
-    """The arguments of a command, as its dataclass."""
+    """Parse the arguments of a command into its dataclass."""
     import tyro
 
-    command = COMMANDS[name]
-    default = {"default": _resolve(command.defaults)(words)} if command.defaults else {}
+    module = _module(name)
+    default = {"default": module.defaults(words)} if name == "train" else {}  # they depend on other flags
     return tyro.cli(
-        _resolve(command.arguments),
+        getattr(module, name.capitalize()),
         args=list(words),
         prog=f"lipflow {name}",
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.PositionalRequiredArgs),
@@ -127,9 +88,13 @@ def parse(name: str, words: Sequence[str]) -> Any:
     )
 
 
+def _module(name: str) -> ModuleType:
+    return importlib.import_module("lipflow.cli" if name == "demo" else f"lipflow.commands.{name}")
+
+
 @contextmanager
-def _plain_warnings() -> Iterator[None]:
-    """Warnings are for the user here: one line, without the place in our code that they come from."""
+def _one_line_warnings() -> Iterator[None]:
+    """Print warnings in one line, without the source line that raised them."""
     before = warnings.formatwarning
     warnings.formatwarning = lambda message, *_, **__: f"lipflow: warning: {message}\n"
     try:
@@ -138,56 +103,44 @@ def _plain_warnings() -> Iterator[None]:
         warnings.formatwarning = before
 
 
-def _answer(error: Exception) -> int:
-    """Say what is wrong, and return the exit code; what is no user's doing is raised as it is."""
+def _print_error(error: Exception) -> int:
+    """Print an error and return its exit code; raise it if neither the user nor the machine caused it."""
     from lipflow.train.signals import EndedEarly
 
     if os.environ.get("LIPFLOW_DEBUG"):
         traceback.print_exception(error)
     if not isinstance(error, EndedEarly | ValueError | TypeError | OSError):
         raise error
-    if not isinstance(error, EndedEarly):
+    early = isinstance(error, EndedEarly)
+    if not early or os.environ.get("RANK", "0") == "0":  # all ranks end early together, for one reason
         print(f"lipflow: {error}", file=sys.stderr)
-        return 2
-    if os.environ.get("RANK", "0") == "0":  # all ranks end together, for one reason
-        print(f"lipflow: {error}", file=sys.stderr)
-    return error.exit_code
-
-
-def _resolve(place: str) -> Any:
-    module, name = place.split(":")
-    return getattr(importlib.import_module(module), name)
+    return error.exit_code if early else 2
 
 
 def _help() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
-    return "\n".join(
-        [
-            "lipflow: neural networks that prove their own robustness",
-            "",
-            "usage: lipflow COMMAND [OPTIONS]        lipflow COMMAND --help        lipflow --version",
-            "",
-            *lines,
-        ]
-    )
+    lines = "\n".join(f"  {name:<8} {summary}" for name, summary in COMMANDS.items())
+    return f"""lipflow: neural networks that prove their own robustness
+
+usage: lipflow COMMAND [OPTIONS]        lipflow COMMAND --help        lipflow --version
+
+{lines}"""
 
 
-# lipflow demo: it types commands, so it is here, with their table
+# The command `demo` is here because it runs the other commands.
 
 
 @dataclass(frozen=True)
 class Demo:
-    """On handwritten digits, with the commands that you would type: each is shown, then run."""
+    """Train, certify, check, attack and report on handwritten digits; each command is printed, then run."""
 
     out: Path | None = None
-    """The folder of the run (None: runs/demo, or the next one that is free)."""
+    """The folder of the run (None: runs/demo, or runs/demo-2 and so on if that exists)."""
 
 
 def demo(arguments: Demo) -> int:
     """Run the commands of the demonstration one after the other; stop at the first that fails."""
-    out = arguments.out or next(path for path in _demo_folders() if not path.exists())
-    for command in demo_commands(out):
+    free = (path for path in _demo_folders() if not path.exists())
+    for command in demo_commands(arguments.out or next(free)):
         print(f"\n$ lipflow {shlex.join(command)}", flush=True)
         if code := main(command):
             return code
@@ -195,7 +148,7 @@ def demo(arguments: Demo) -> int:
 
 
 def demo_commands(out: Path) -> list[list[str]]:
-    """What a user would type, in order."""
+    """Return the commands as a user would type them."""
     return [
         ["train", "--model", "cpl-digits", "--data", "digits", "--out", str(out)],
         ["certify", str(out)],

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and that those may read whom the user's umask lets."""
+"""Atomic writes of files, with the permissions of the user's umask."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file of this process, sync it to the disk, and give it its name in one step.
+    """Let `write` fill a temporary file, sync it to the disk, and rename it to `path`.
 
-    What is no file, as /dev/null, is written to as it is: a name in its place would be the end of it.
+    A device or a pipe, such as /dev/null, is written to directly: renaming a file to its name would replace it.
     """
     if path.exists() and not path.is_file():
         write(path)
@@ -27,25 +27,25 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def sync_names(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
-    with contextlib.suppress(OSError):  # a folder cannot be synced on every system
-        number = os.open(folder, os.O_RDONLY)
+    """Sync the names of the files in a folder to the disk."""
+    with contextlib.suppress(OSError):  # some systems cannot sync a folder
+        descriptor = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(number)
+            os.fsync(descriptor)
         finally:
-            os.close(number)
+            os.close(descriptor)
 
 
 @contextlib.contextmanager
 def filled(path: Path, write: Callable[[Path], object]) -> Iterator[Path]:
-    """A temporary file beside `path`, filled by `write` and on the disk; removed at the end, unless it was renamed."""
+    """A temporary file beside `path`, filled by `write` and synced; removed at the end unless it was renamed."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         temporary.touch()
-        mode = temporary.stat().st_mode  # what the user's umask says; safetensors makes files that no one else can read
+        mode = temporary.stat().st_mode  # of the user's umask; safetensors creates files that only the user can read
         write(temporary)
         temporary.chmod(mode)
-        with temporary.open("r+b") as file:  # Windows syncs only what it may write
+        with temporary.open("r+b") as file:  # Windows syncs only files that are open for writing
             os.fsync(file.fileno())
         yield temporary
     finally:
@@ -53,7 +53,7 @@ def filled(path: Path, write: Callable[[Path], object]) -> Iterator[Path]:
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file, read in pieces."""
+    """The SHA-256 of a file, read in blocks."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -62,13 +62,13 @@ def sha256(path: Path) -> str:
 
 
 def permit(path: Path) -> None:
-    """Let those read a file whom the user's umask lets, if that is ours to say."""
+    """Give a file the permissions of the user's umask, if the system allows it."""
     with contextlib.suppress(OSError), filled(path, lambda temporary: None) as new:
         path.chmod(new.stat().st_mode)
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file; if that fails, it is an OSError, as of any other file."""
+    """Write a safetensors file; raise OSError if that fails."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

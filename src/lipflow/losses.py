@@ -1,7 +1,7 @@
-"""Losses for 1-Lipschitz classifiers, by name: they ask for a margin, as a margin is a certified radius.
+"""Losses for 1-Lipschitz classifiers, by name. They reward margins, as a margin gives a certified radius.
 
-A loss has one value an example, `each`, and is called for the mean over the batch. Its numbers are its fields. Torch is
-imported when a loss is computed, as the help of the command line describes losses and does not need it.
+`loss.each` is the loss of each example, and `loss(...)` its mean over the batch. The parameters are fields. torch is
+imported when a loss is computed, as the help of the command line describes losses without it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Loss(ABC):
-    """A loss of logits (batch, classes) against labels (batch,); `certificate` also looks at the head they are of."""
+    """A loss of logits (batch, classes) against labels (batch,); only `certificate` uses the head of the network."""
 
     @abstractmethod
     def each(self, logits: Tensor, labels: Tensor, head: Head | None = None) -> Tensor:
@@ -32,7 +32,7 @@ class Loss(ABC):
 
 @dataclass(frozen=True)
 class MultiMargin(Loss):
-    """(1/K) Σ_{j≠y} max(0, m - f_y + f_j), the paper's loss: every rival should lie m below the true class."""
+    """(1/K) Σ_{j≠y} max(0, m - f_y + f_j), the paper's loss: every other score should be m below that of the label."""
 
     margin: float = 0.7
 
@@ -54,8 +54,10 @@ class CrossEntropy(Loss):
 
 @dataclass(frozen=True)
 class OffsetCrossEntropy(Loss):
-    """Cross-entropy of (f - offset·onehot(y))/T: the true class starts `offset` behind, and T sets how sharply
-    shortfalls count. 1-Lipschitz logits lie close together, so that plain cross-entropy never saturates."""
+    """Cross-entropy of (f - offset·onehot(y))/T: `offset` is subtracted from the label's score, and T is a temperature.
+
+    1-Lipschitz logits are close together, so plain cross-entropy never saturates.
+    """
 
     offset: float = 0.0
     temperature: float = 1.0
@@ -65,16 +67,16 @@ class OffsetCrossEntropy(Loss):
         _require(self.temperature > 0, f"temperature must be above 0, not {self.temperature}")
 
     def each(self, logits: Tensor, labels: Tensor, head: Head | None = None) -> Tensor:
-        behind = self.offset * _one_hot(labels, logits.shape[1]).to(logits.dtype)
-        return _cross_entropy((logits - behind) / self.temperature, labels)
+        offsets = self.offset * _one_hot(labels, logits.shape[1]).to(logits.dtype)
+        return _cross_entropy((logits - offsets) / self.temperature, labels)
 
 
 @dataclass(frozen=True)
 class CertificateRegularisation(Loss):
-    """Cross-entropy - γ·relu(certificate) (Singla, Singla and Feizi 2022): what is certified should be so further out.
+    """Cross-entropy - γ·relu(certificate) (Singla, Singla and Feizi 2022), which rewards larger certified radii.
 
-    certificate = min_{j≠y} (f_y - f_j)/(L·d_yj), differentiable in the head's rows too; L is the constant of what comes
-    before the head: 1, or 1/std for an input that is divided by it.
+    certificate = min_{j≠y} (f_y - f_j)/(L·d_yj), differentiable in the rows of the head too. L is the Lipschitz
+    constant of the layers before the head: 1, or 1/std if the input is divided by std.
     """
 
     gamma: float = 0.1
@@ -101,22 +103,22 @@ LOSSES: Mapping[str, type[Loss]] = {
 
 def gaps(logits: Tensor, labels: Tensor) -> Tensor:
     """f_y - f_j for every class j  # (batch, classes), 0 at j = y."""
-    if labels.shape != logits.shape[:1]:  # one label would be taken for that of all images
-        raise ValueError(f"labels are one an image, not {tuple(labels.shape)} for scores of {tuple(logits.shape)}")
+    if labels.shape != logits.shape[:1]:  # a single label would be broadcast
+        raise ValueError(f"each image needs one label, not {tuple(labels.shape)} for scores {tuple(logits.shape)}")
     return logits.gather(1, labels[:, None]) - logits
 
 
 def radii(logits: Tensor, labels: Tensor, pairs: Tensor) -> Tensor:
     """min over j ≠ y of (f_y - f_j)/d_yj  # (batch,): negative where the label is not the prediction.
 
-    It is the certified radius if the map before the head is 1-Lipschitz and d = `pairs` (classes, classes) bounds the
-    head; on a live network, whose norms are estimates, it is an estimate, and no certificate.
+    It is the certified radius if the layers before the head are 1-Lipschitz and d = `pairs` (classes, classes) bounds
+    the head. The norms of a live network are estimates, so there it is an estimate and not a certificate.
     """
     import torch
 
     own = _one_hot(labels, logits.shape[1]).bool()
     distances = pairs.to(logits)[labels].masked_fill(own, 1)
-    tiny = torch.finfo(distances.dtype).tiny  # rivals with equal rows: the gap decides, and nothing is divided by 0
+    tiny = torch.finfo(distances.dtype).tiny  # the distance of equal rows is 0
     return (gaps(logits, labels) / distances.clamp_min(tiny)).masked_fill(own, math.inf).amin(1)
 
 

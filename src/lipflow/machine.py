@@ -1,9 +1,8 @@
-"""The machine: its processor by name, and settings of this process that make large tensors cheap.
+"""The name of the processor, and a setting of malloc that makes large tensors cheaper.
 
-The settings are applied by the command line program, and never on import.
-glibc maps every large tensor afresh and gives it back when it is freed, so that each training step faults in all of its
-pages again, which costs as much as a convolution. Kept in the heap, the pages are reused. What a process frees then
-stays with it until it ends.
+glibc maps memory for every large tensor and unmaps it when the tensor is freed, so that each training step faults in
+all of its pages again, which costs as much as a convolution. Memory kept in the heap is reused, and is returned to the
+system when the process ends. The command line program applies this setting; importing lipflow does not.
 """
 
 import ctypes
@@ -16,7 +15,7 @@ _NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Keep freed memory in this process; whether that was possible (glibc alone has these settings)."""
+    """Keep freed memory in this process, and return whether that was possible (only glibc has these settings)."""
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -27,7 +26,7 @@ def keep_freed_memory() -> bool:
 
 
 def processor() -> str:
-    """The processor's own name, or else its kind."""
+    """The name of the processor, or else its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

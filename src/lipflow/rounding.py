@@ -1,8 +1,7 @@
 """Directed rounding in float64, by exact rationals.
 
-Every constant a certificate rests on is assembled as a `Fraction` from computed floats, so that the only
-roundings left are those of the tensor operations, which the error model below covers, and the last one, which
-is directed.
+Every constant of a certificate is computed as a `Fraction` from floats. The only roundings left are those of the
+tensor operations, which the error model below covers, and the last one, which is directed.
 
 Note [error model]. A float64 sum of n products, in any order, with or without fused multiply-add, satisfies
 |fl(a·b) - a·b| ≤ γ_n |a|·|b| + n·TINY, with u = 2⁻⁵³ and γ_n = nu/(1 - nu) (Higham 2002, section 3.1). TINY
@@ -18,10 +17,10 @@ from torch import Tensor
 
 U = Fraction(1, 2**53)
 TINY = Fraction(1, 2**1022)
-NORMAL = 2.0**-1022  # the least positive float64 that no processor reads as 0
+NORMAL = 2.0**-1022  # the least positive float64 that no processor flushes to 0
 RANGE = Fraction(2**900)
-# A stated constant is this much above the one derived here, relatively, so that another program, which rounds
-# differently, derives one that is at most the stated one.
+# Stated constants exceed the derived ones by this relative amount, so that a program that rounds differently derives
+# constants that are at most the stated ones.
 SLACK = Fraction(1, 2**32)
 
 
@@ -33,7 +32,7 @@ def gamma(n: int) -> Fraction:
 
 
 def up(q: Fraction | int) -> float:
-    """The least float64 that is at least q, and not subnormal if q > 0: a processor that flushes would read it as 0."""
+    """The least float64 that is at least q, and not subnormal if q > 0, as processors may flush those to 0."""
     try:
         x = max(float(q), NORMAL) if q > 0 else float(q)
     except OverflowError:
@@ -42,7 +41,7 @@ def up(q: Fraction | int) -> float:
 
 
 def digits_up(bound: float, digits: int) -> float:
-    """So many digits of a bound, rounded up: to print it, and not smaller than it is."""
+    """A bound rounded up to a number of significant digits, to print it."""
     return float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal_from_float(bound))
 
 
@@ -54,7 +53,7 @@ def down(q: Fraction | int) -> float:
 def sqrt_up(q: Fraction) -> Fraction:
     """A rational at least √q, within a relative 2⁻⁶⁰ of it, and √q itself where it is rational."""
     if q < 0:
-        raise ValueError(f"the square root of {float(q)} was asked for")
+        raise ValueError(f"a square root needs a number of at least 0, not {float(q)}")
     if q == 0:
         return Fraction(0)
     # √(a/b) = √(a·b·4ᵏ)/(b·2ᵏ), with k such that the integer root has at least 61 bits.
@@ -66,15 +65,13 @@ def sqrt_up(q: Fraction) -> Fraction:
 
 
 def in_range(error: Fraction) -> Fraction:
-    """An error bound, refused if it is so large that what it is about may have overflowed on the way.
+    """Return an error bound, or raise if it is so large that intermediate values may overflow.
 
-    A bound is at least u = 2⁻⁵³ times every number on the way, so those stay below 2⁹⁵³, but for
-    two that are at most twice a stored number or an input (docs/soundness.md).
+    A bound is at least u = 2⁻⁵³ times every intermediate value, so those stay below 2⁹⁵³, except
+    for two that are at most twice a stored number or an input (docs/soundness.md).
     """
     if error > RANGE:
-        raise ValueError(
-            "numbers on the way through this network may be beyond float64; use smaller weights and biases"
-        )
+        raise ValueError("intermediate values of this network may be beyond float64; use smaller weights and biases")
     return error
 
 
@@ -91,7 +88,7 @@ def mul_up(a: float, b: float) -> float:
 
 
 def above(x: Tensor) -> Tensor:
-    """At least the products that x rounds, for positive factors: the next float64, and where they underflow NORMAL."""
+    """At least the exact products of positive factors that were rounded to x: the next float64, and at least NORMAL."""
     return torch.nextafter(x, torch.full_like(x, math.inf)).clamp_min(NORMAL)
 
 
@@ -110,7 +107,7 @@ def square_sum_max(x: Tensor) -> Fraction:
 
 
 def norm_up(x: Tensor) -> float:
-    """At least ‖x‖₂ of all entries of a tensor: scaled first, so that nothing over- or underflows in between."""
+    """At least ‖x‖₂ of all entries of a tensor, scaled first, so that squares neither over- nor underflow."""
     x = x.detach().to("cpu", torch.float64)
     if x.numel() == 0:
         return 0.0
@@ -125,12 +122,10 @@ def norm_up(x: Tensor) -> float:
 
 
 def is_power_of_two(c: float) -> bool:
-    """Whether a product with c is exact: c is 0 or ± a power of two."""
+    """Whether c is 0 or ± a power of two, so that products with c are exact."""
     return abs(math.frexp(c)[0]) in (0.0, 0.5)
 
 
 def power_of_two(x: float) -> float:
-    """The power of two 2ᵉ with 2ᵉ ≤ x < 2ᵉ⁺¹, kept where both it and its inverse are normal numbers; 0 for x = 0."""
-    if x == 0:
-        return 0.0
-    return math.ldexp(1.0, min(max(math.frexp(x)[1] - 1, -1021), 1021))
+    """The power of two 2ᵉ with 2ᵉ ≤ x < 2ᵉ⁺¹, clamped so that it and its inverse are normal numbers; 0 for x = 0."""
+    return math.ldexp(1.0, min(max(math.frexp(x)[1] - 1, -1021), 1021)) if x else 0.0

@@ -8,7 +8,7 @@ Shape = tuple[int, ...]
 
 
 def shape_of(in_shape: Shape) -> Shape:
-    """The shape of one input as a tuple; what is no shape is refused."""
+    """The shape of one input as a tuple; raise if it is not a shape."""
     if not isinstance(in_shape, Sequence) or not all(isinstance(n, int) and n >= 0 for n in in_shape):
         given = "a tensor (of images x it is x.shape[1:])" if isinstance(in_shape, Tensor) else repr(in_shape)
         raise ValueError(
@@ -18,14 +18,12 @@ def shape_of(in_shape: Shape) -> Shape:
 
 
 def require_batch(x: Tensor, in_shape: Shape) -> None:
-    """Refuse what is no batch of inputs of a shape, and say how to make one."""
+    """Raise unless x is a batch of inputs of a shape."""
     if not isinstance(x, Tensor):
         kind = type(x).__name__
-        raise TypeError(
-            f"images are a tensor, not {kind}: torch.from_numpy of an array, one batch of a loader at a time"
-        )
+        raise TypeError(f"images are a tensor, not {kind}: use torch.from_numpy, or one batch of a loader at a time")
     shape = tuple(x.shape)
-    if shape[1:] == in_shape and shape:
+    if shape and shape[1:] == in_shape:
         return
     hint = ""
     if shape == in_shape:

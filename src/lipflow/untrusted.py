@@ -1,7 +1,7 @@
-"""Read JSON and arrays from files that may come from a stranger.
+"""Read JSON and arrays from untrusted files.
 
-Every value is checked for its type before it is used, and nothing is unpickled or executed. What does not fit raises a
-ValueError that names the file.
+The type of every value is checked before it is used, and nothing is unpickled or executed. Errors are ValueErrors that
+name the file.
 """
 
 import hashlib
@@ -34,12 +34,9 @@ def mapping(value: Any, path: Path, name: str) -> dict[str, Any]:
 
 
 def flags(value: Any, path: Path) -> np.ndarray:
-    """A list of true and false, as an array."""
-    require(
-        isinstance(value, list) and all(type(v) is bool for v in value),
-        path,
-        "a list has values that are not true or false",
-    )
+    """A list of booleans as an array."""
+    booleans = isinstance(value, list) and all(type(v) is bool for v in value)
+    require(booleans, path, "a list has values that are not true or false")
     return np.array(value, dtype=bool)
 
 

@@ -12,7 +12,6 @@ from lipflow.blocks.bcop import bjorck, turn
 @pytest.mark.parametrize(("rows", "columns"), [(6, 6), (9, 4), (4, 9), (5, 1), (1, 1)])
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_bjorck_finds_the_polar_factor(rows, columns, scale):
-    torch.manual_seed(0)
     m = torch.randn(2, rows, columns, dtype=torch.float64)
     u, s, vh = torch.linalg.svd(m, full_matrices=False)
     m = scale * (u * s.clamp_min(0.05)[:, None]) @ vh
@@ -34,7 +33,6 @@ def test_bjorck_follows_its_recurrence_to_the_end():
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_turn_is_the_two_tap_convolution(axis):
-    torch.manual_seed(0)
     q = torch.linalg.qr(torch.randn(4, 2, dtype=torch.float64)).Q
     kernel = torch.randn(4, 3, 2, 2, dtype=torch.float64)
     longer = turn(kernel, q, axis).movedim(2 + axis, 0)
@@ -48,7 +46,6 @@ def test_a_turn_is_the_two_tap_convolution(axis):
 @pytest.mark.parametrize(("into", "out"), [(3, 3), (1, 4), (4, 1), (2, 5), (1, 1)])
 @pytest.mark.parametrize("kernel_size", [1, 2, 3, 4, (1, 3), (4, 2)])
 def test_kernels_of_every_shape_are_orthogonal(into, out, kernel_size):
-    torch.manual_seed(0)
     layer = lipflow.bcop_conv(into, out, kernel_size).double()
     height, width = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
     assert layer.weight.kernel().shape == (out, into, height, width)
@@ -64,7 +61,6 @@ def test_kernels_of_every_shape_are_orthogonal(into, out, kernel_size):
 
 def test_what_bjorck_leaves_is_in_the_bound():
     """Stopped after one iteration, a kernel is not orthogonal; the declared bound is that of the executed one."""
-    torch.manual_seed(0)
     layer = lipflow.bcop_conv(3, 3, 2, iterations=1, bias=False).double()
     bound = lipflow.lipschitz_bound(layer, in_shape=(3, 4, 4)).lipschitz
     matrix = layer(torch.eye(48, dtype=torch.float64).reshape(48, 3, 4, 4)).flatten(1).detach()
@@ -105,7 +101,6 @@ def test_bad_input_is_answered(call, words):
 
 @pytest.mark.parametrize("layer", [lambda: lipflow.bcop_conv(3, 8), lambda: lipflow.bjorck_dense(6, 4)])
 def test_autocast_does_not_round_what_is_orthogonal(layer):
-    torch.manual_seed(0)
     weight = layer().train().weight
     x = torch.zeros(1, 3, 8, 8) if weight.channels[0] == 3 else torch.zeros(1, 6)
     expected = weight(x).weight

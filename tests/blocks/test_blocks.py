@@ -63,7 +63,7 @@ def test_center_scales_by_channel():
         (lambda: blocks.Householder(3), "even number of them, not 3"),
         (lambda: blocks.Householder(4)(torch.zeros(1, 6)), r"with 4 channels, not \(1, 6\)"),
         (lambda: blocks.PadChannels(2)(torch.zeros(1, 3, 2, 2)), "cannot narrow an input of 3"),
-        (lambda: blocks.AvgPool(0), "at least 1 wide, not 0"),
+        (lambda: blocks.AvgPool(0), "at least 1, not 0"),
         (lambda: blocks.AvgPool(4)(torch.zeros(1, 1, 3, 8)), "at least as large"),
         (lambda: blocks.SpaceToDepth(2)(torch.zeros(1, 1, 3, 4)), r"sides it divides, not \(1, 1, 3, 4\)"),
         (lambda: blocks.Normalize(math.nan), "mean is a finite number"),

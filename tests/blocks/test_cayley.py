@@ -13,7 +13,6 @@ from lipflow.flows.resolvent import inverse
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (4, 4), (5, 2), (2, 5), (7, 1)])
 def test_the_transform_is_the_published_one(rows, columns, dtype):
-    torch.manual_seed(0)
     w = 3 * torch.randn(3, rows, columns, dtype=dtype)
     q = cayley_transform(w)
     assert q.shape == w.shape
@@ -28,7 +27,6 @@ def test_the_transform_is_the_published_one(rows, columns, dtype):
 
 def test_a_square_layer_is_the_midpoint_flow():
     """A = W - Wᵀ here and (M - Mᵀ)/2 there, so h = 4, and the sign turns it around."""
-    torch.manual_seed(0)
     layer, flow = lipflow.cayley_dense(5, 5, bias=False).double(), lipflow.cayley(5, h=4.0).double()
     flow.field.weight.weight.data = -layer.weight.weight.weight.data
     x = torch.randn(3, 5, dtype=torch.float64)
@@ -39,7 +37,6 @@ def test_a_square_layer_is_the_midpoint_flow():
 @pytest.mark.parametrize("size", [(4, 4), (5, 3), (3, 6), (1, 4), (1, 1)])
 def test_the_convolution_is_circular_and_its_symbol_is_the_transform(into, out, size):
     """It commutes with shifts, and each of its frequencies is the transform of αŴ(ω)/‖W‖, from the definition."""
-    torch.manual_seed(0)
     layer = lipflow.cayley_conv(into, out, 3, bias=False).double()
     x = torch.randn(2, into, *size, dtype=torch.float64)
     y = layer(x).detach()
@@ -61,7 +58,6 @@ def test_the_convolution_is_circular_and_its_symbol_is_the_transform(into, out, 
     ("make", "shape"), [(lambda: lipflow.cayley_dense(4, 3), (4,)), (lambda: lipflow.cayley_conv(2, 3), (2, 4, 4))]
 )
 def test_alpha_is_there_from_the_start_and_trained(make, shape):
-    torch.manual_seed(0)
     layer = make()
     parameters = dict(layer.named_parameters())
     alpha = parameters["weight.scale.alpha"]
@@ -116,7 +112,6 @@ def test_an_empty_batch_has_gradients_of_0(make):
 @pytest.mark.parametrize("threads", [2, 4])
 def test_inverses_of_a_batch_are_inverses_on_several_threads(rows, threads, dtype):
     """torch's own are not, of 151 rows on two threads: its issue 142815."""
-    torch.manual_seed(0)
     identity = torch.eye(rows, dtype=dtype)
     a = torch.randn(4, 5, rows, rows, dtype=dtype) / rows**0.5 + 2 * identity
     before = torch.get_num_threads()

@@ -123,7 +123,7 @@ def test_constants_are_those_of_the_network():
 
 def test_built_by_name_saved_and_checked(tmp_path):
     network = lipflow.build("cpl-digits", mirror=True)
-    assert network.sizes == {"mirror": True}
+    assert network.model_args == {"mirror": True}
     frozen = lipflow.freeze(network)
     images = torch.randint(256, (40, 1, 8, 8), dtype=torch.uint8)
     certificates = lipflow.certify(frozen, images)

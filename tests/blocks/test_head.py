@@ -32,7 +32,7 @@ def test_truncation_is_root_two_from_above():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: blocks.Truncate(4)(torch.zeros(2, 3)), r"at least as many, not \(2, 3\)"),
+        (lambda: blocks.Truncate(4)(torch.zeros(2, 3)), r"features ≥ 4\), not \(2, 3\)"),
         (lambda: blocks.Truncate(0), "at least 1, not 0"),
         (lambda: blocks.LastLayerNormalization(3, 2)(torch.zeros(2, 4)), r"\(batch, 3\) features, not \(2, 4\)"),
         (lambda: lipflow.cpl_dense(4, 4)(torch.zeros(2, 3, 4)), r"takes \(batch, 4\), not \(batch, 3, 4\); flatten"),

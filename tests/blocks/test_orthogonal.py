@@ -48,7 +48,6 @@ def test_a_series_is_orthogonal_up_to_its_remainder(name, trained):
 
 def test_gradients_keep_their_norm():
     """Through square orthogonal layers a gradient neither fades nor grows, however many there are."""
-    torch.manual_seed(0)
     layers = [m for _ in range(30) for m in (lipflow.cayley_conv(2, 2), lipflow.bcop_conv(2, 2), MaxMin())]
     network = nn.Sequential(*layers).double()
     x = torch.randn(3, 2, 4, 5, dtype=torch.float64, requires_grad=True)

@@ -15,7 +15,7 @@ def noise(n: int, *shape: int) -> torch.Tensor:
 
 
 def draws(n: int, seed: int, epoch: int, pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The top and left offsets and the flips, as the augmentation promises to draw them."""
+    """The top and left offsets and the flips that the augmentation should draw."""
     top, left = (below(bits(key(purpose, seed, epoch), torch.arange(n)), 2 * pad + 1) for purpose in (1, 2))
     return top, left, below(bits(key(3, seed, epoch), torch.arange(n)), 2)
 
@@ -24,7 +24,7 @@ def draws(n: int, seed: int, epoch: int, pad: int) -> tuple[torch.Tensor, torch.
 @pytest.mark.parametrize(("mode", "numpy_mode"), [("reflect", "reflect"), ("zeros", "constant")])
 @pytest.mark.parametrize("pad", [0, 1, 4])
 @pytest.mark.parametrize("flip", [True, False])
-def test_a_crop_is_the_padded_image_cut_and_mirrored_one_image_at_a_time(shape, mode, numpy_mode, pad, flip):
+def test_augment_is_the_naive_crop_and_flip(shape, mode, numpy_mode, pad, flip):
     n, (_, height, width) = 40, shape
     images = noise(n, *shape)
     crops = augment(images, torch.arange(n), seed=3, epoch=2, pad=pad, mode=mode, flip=flip)
@@ -35,16 +35,12 @@ def test_a_crop_is_the_padded_image_cut_and_mirrored_one_image_at_a_time(shape, 
         assert np.array_equal(crops[i].numpy(), expected)
 
 
-@pytest.mark.parametrize("erase", [1, 4, 5, 40])
+@pytest.mark.parametrize("erase", [1, 4, 5])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_square_has_the_mean_colour_of_its_crop(shape, erase):
+def test_augment_erases_a_square_with_the_mean_colour(shape, erase):
     n, (_, height, width) = 40, shape
     images, indices = noise(n, *shape), torch.arange(n)
     crops = augment(images, indices, 3, 2, pad=1)
-    if erase > min(height, width):
-        with pytest.raises(ValueError, match=f"cannot erase a square of side {erase} from {height}×{width} images"):
-            augment(images, indices, 3, 2, erase=erase)
-        return
     erased = augment(images, indices, 3, 2, pad=1, erase=erase)
     tops, lefts = (below(bits(key(p, 3, 2), indices), side) - erase // 2 for p, side in ((5, height), (6, width)))
     for i, (top, left) in enumerate(zip(tops.tolist(), lefts.tolist(), strict=True)):
@@ -56,11 +52,9 @@ def test_a_square_has_the_mean_colour_of_its_crop(shape, erase):
 
 
 @pytest.mark.parametrize("mode", ["reflect", "zeros"])
-@settings(max_examples=30, deadline=None)
-@given(
-    seed=st.integers(-(2**70), 2**70), epoch=st.integers(0, 10**6), cut=st.integers(0, 60), shuffle=st.integers(0, 99)
-)
-def test_an_image_is_augmented_alike_in_every_batch_order_and_rank(mode, seed, epoch, cut, shuffle):
+@settings(max_examples=30)
+@given(st.integers(-(2**70), 2**70), st.integers(0, 10**6), st.integers(0, 60), st.integers(0, 99))
+def test_augment_does_not_depend_on_batch_order_and_rank(mode, seed, epoch, cut, shuffle):
     images, indices = noise(60, 2, 6, 7), torch.arange(60)
     whole = augment(images, indices, seed, epoch, pad=3, mode=mode)
     order = permutation(60, shuffle, 0)
@@ -68,7 +62,7 @@ def test_an_image_is_augmented_alike_in_every_batch_order_and_rank(mode, seed, e
         assert torch.equal(augment(images[part], part, seed, epoch, pad=3, mode=mode), whole[part])
 
 
-def test_floats_channels_last_and_bytes_agree_and_the_input_is_left_alone():
+def test_augment_takes_floats_and_channels_last_and_keeps_its_input():
     images, indices = noise(16, 3, 8, 8), torch.arange(16)
     before, expected = images.clone(), augment(images, indices, 1, 1)
     assert torch.equal(augment(images.double(), indices, 1, 1), expected.double())
@@ -78,7 +72,7 @@ def test_floats_channels_last_and_bytes_agree_and_the_input_is_left_alone():
     assert augment(images[:0], indices[:0], 1, 1).shape == (0, 3, 8, 8)
 
 
-def test_seed_epoch_and_index_each_change_the_draw():
+def test_augment_depends_on_seed_epoch_and_index():
     image = noise(1, 3, 32, 32).expand(64, -1, -1, -1)
     indices = torch.arange(64)
     base = augment(image, indices, 0, 0)
@@ -87,14 +81,14 @@ def test_seed_epoch_and_index_each_change_the_draw():
         assert same < 0.1  # one in 162 by chance
 
 
-def test_the_draws_are_the_same_in_every_release():
+def test_augment_is_the_same_in_every_release():
     """A change here would change every run that is resumed or repeated."""
     images = torch.arange(64, dtype=torch.uint8).view(1, 1, 8, 8).repeat(3, 1, 1, 1)
     assert augment(images, torch.arange(3), 0, 0, pad=2)[:, 0, 0, 0].tolist() == [17, 23, 0]
 
 
 @pytest.mark.parametrize("pad", [1, 4])
-def test_offsets_and_flips_are_uniform_and_independent(pad):
+def test_augment_draws_uniform_and_independent_offsets_and_flips(pad):
     """χ² over the (2·pad+1)²·2 joint outcomes of 81000 images, and between an image's outcomes in two epochs."""
     n, side = 81000, 2 * pad + 1
     first, second = (torch.stack(draws(n, 0, epoch, pad)) for epoch in (0, 1))
@@ -107,16 +101,17 @@ def test_offsets_and_flips_are_uniform_and_independent(pad):
 
 
 @pytest.mark.parametrize(
-    ("images", "indices", "arguments", "message"),
+    ("arguments", "message"),
     [
-        (noise(4, 3, 8, 8)[0], torch.arange(4), {}, "batch, channels, height, width"),
-        (noise(4, 3, 8, 8), torch.arange(3), {}, r"shape \(4,\); got \(3,\)"),
-        (noise(4, 3, 8, 8), torch.arange(4), {"mode": "wrap"}, "'reflect', 'zeros'; got 'wrap'"),
-        (noise(4, 3, 8, 8), torch.arange(4), {"pad": 8}, "cannot reflect-pad 8×8 images by 8"),
-        (noise(4, 3, 8, 8), torch.arange(4), {"pad": -1, "mode": "zeros"}, "by -1"),
-        (noise(4, 3, 8, 8), torch.arange(4), {"erase": -1}, "side -1"),
+        ({"images": noise(4, 3, 8)}, "batch, channels, height, width"),
+        ({"indices": torch.arange(3)}, r"shape \(4,\); got \(3,\)"),
+        ({"mode": "wrap"}, "'reflect', 'zeros'; got 'wrap'"),
+        ({"pad": 8}, "cannot reflect-pad 8×8 images by 8"),
+        ({"pad": -1, "mode": "zeros"}, "by -1"),
+        ({"erase": -1}, "side -1"),
+        ({"erase": 9}, "side 9 from 8×8 images"),
     ],
 )
-def test_refusals(images, indices, arguments, message):
+def test_augment_rejects_wrong_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
-        augment(images, indices, 0, 0, **arguments)
+        augment(**{"images": noise(4, 3, 8, 8), "indices": torch.arange(4), "seed": 0, "epoch": 0, **arguments})

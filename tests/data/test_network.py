@@ -1,4 +1,4 @@
-"""Downloads, from a server on this machine."""
+"""Downloads, from a local server."""
 
 import hashlib
 import threading
@@ -21,10 +21,14 @@ class Quiet(SimpleHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def server(tmp_path, monkeypatch):
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
+@pytest.fixture
+def server(tmp_path):
     folder = tmp_path / "served"
     folder.mkdir()
     (folder / "data.bin").write_bytes(CONTENT)
@@ -40,9 +44,9 @@ def test_download_fetches_a_file_once(server, tmp_path):
     path = download("it", f"{server}/data.bin", SHA256, cache)
     assert path == cache / "data.bin"
     assert path.read_bytes() == CONTENT
-    (tmp_path / "plain").touch()  # others may read what the umask lets them
+    (tmp_path / "plain").touch()  # with the permissions of the umask
     assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
-    path.write_bytes(CONTENT[:-1])  # a damaged file is fetched again
+    path.write_bytes(CONTENT[:-1])  # damaged, so fetched again
     assert download("it", f"{server}/data.bin", SHA256, cache).read_bytes() == CONTENT
     (tmp_path / "served" / "data.bin").unlink()
     assert download("it", f"{server}/data.bin", SHA256, cache) == path
@@ -63,17 +67,15 @@ def assert_one_line(error: DataError, *parts: str) -> None:
     ],
     ids=["wrong hash", "not there"],
 )
-def test_a_failed_download_is_one_line_and_leaves_nothing_behind(server, tmp_path, file, sha256, words):
+def test_download_that_fails_raises_one_line_and_leaves_no_file(server, tmp_path, file, sha256, words):
     with pytest.raises(DataError) as caught:
         download("it", f"{server}/{file}", sha256, tmp_path / "cache")
     assert_one_line(caught.value, *words)
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_no_network_is_one_line(tmp_path, monkeypatch):
-    """Nothing listens on port 9 of this machine; the cache is asked for, so that load tries to download."""
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
+def test_load_without_a_network_raises_one_line(tmp_path, monkeypatch):
+    """Nothing listens on port 9; without data_dir, load tries to download."""
     monkeypatch.setenv("LIPFLOW_DATA", str(tmp_path))
     offline = replace(cifar.CIFAR10, url="http://127.0.0.1:9/cifar-10-binary.tar.gz")
     with pytest.raises(DataError) as caught:
@@ -81,7 +83,7 @@ def test_no_network_is_one_line(tmp_path, monkeypatch):
     assert_one_line(caught.value, "CIFAR-10", "(no connection);", "get cifar-10-binary.tar.gz on another machine")
 
 
-def test_fetch_downloads_into_the_folder_asked_for_and_load_does_not(tmp_path, monkeypatch):
+def test_fetch_downloads_into_the_requested_folder_and_load_does_not(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(cifar, "download", lambda *arguments: asked.append(arguments) or Path("here"))
     with pytest.raises(DataError, match="no CIFAR-10 in"):
@@ -91,12 +93,12 @@ def test_fetch_downloads_into_the_folder_asked_for_and_load_does_not(tmp_path, m
 
 
 @pytest.mark.parametrize("name", ["digits", "folder", "nothing"])
-def test_there_is_nothing_to_fetch(name):
+def test_fetch_rejects_datasets_without_a_download(name):
     with pytest.raises(DataError, match=f"nothing to download for '{name}'; only for cifar10, cifar100"):
         fetch(name)
 
 
-def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
+def test_cache_dir_follows_the_environment(tmp_path, monkeypatch):
     for value, folder in ((str(tmp_path), tmp_path), ("~/somewhere", Path.home() / "somewhere")):
         monkeypatch.setenv("LIPFLOW_DATA", value)
         assert cache_dir() == folder
@@ -104,7 +106,7 @@ def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
     assert cache_dir().name == "lipflow"
 
 
-def test_a_terminal_sees_a_bar_that_ends_full(server, tmp_path, monkeypatch, capsys):
+def test_download_shows_a_full_bar_in_a_terminal(server, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     download("it", f"{server}/data.bin", SHA256, tmp_path)

@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds without a warning, no link is broken, and it asks nothing of other hosts."""
+"""The documentation site: it builds without a warning, has no broken link, and requests nothing from other hosts."""
 
 import functools
 import html
@@ -11,6 +11,7 @@ import sys
 import threading
 from html.parser import HTMLParser
 from pathlib import Path
+from types import ModuleType
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -20,11 +21,11 @@ from tests.processes import TIMEOUT_SECONDS
 from tests.report.test_browser import browser as browser  # the fixture: Chromium, or a skipped test
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("blocks", "data", "flows", "graph", "models", "operators", "primitives", "train")
+PACKAGES = ("blocks", "data", "flows", "graph", "models", "operators", "primitives", "train")
 
 
 class Page(HTMLParser):
-    """What a page links to, what it loads, the anchors it has, and what it emphasises."""
+    """The links, loads, anchors, headings and emphasised text of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -60,7 +61,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """The built site. Where the documentation tools must be there, as in `make test`, LIPFLOW_DOCS=1 says so."""
+    """The built site. With LIPFLOW_DOCS=1, missing documentation tools are an error, otherwise a skipped test."""
     if os.environ.get("LIPFLOW_DOCS") != "1":
         for name in ("mkdocs", "material", "mkdocstrings_handlers.python"):
             pytest.importorskip(name, reason="the documentation tools are not installed: make venv")
@@ -93,7 +94,7 @@ def test_no_link_is_broken(site, pages):
 
 
 def test_nothing_is_loaded_from_another_host(site, pages):
-    """Links to papers may be followed by a reader; nothing may be fetched without one."""
+    """Links to other hosts are allowed, loads are not."""
     loaded = [load for page in pages.values() for load in page.loads if urlsplit(load).netloc]
     assert [load for load in loaded if not load.startswith("data:")] == []
     for style in site.rglob("*.css"):
@@ -103,42 +104,44 @@ def test_nothing_is_loaded_from_another_host(site, pages):
 def test_every_public_name_is_on_a_page_of_the_api(site, pages):
     headings = [text for path, page in pages.items() if path.parent.name == "api" for text in page.headings]
     shown = {word for text in headings for word in text.split()}
-    top = {name for name in lipflow.__all__ if name not in (*lipflow._MODULES, "__version__")}
+    top = set(lipflow.__all__) - {"__version__"}
     names = {f"lipflow.{name}" for name in top}
-    for room in ROOMS:
-        members = importlib.import_module(f"lipflow.{room}").__all__
-        names |= {f"lipflow.{room}.{name}" for name in members if name not in top}
+    for package in PACKAGES:
+        module = importlib.import_module(f"lipflow.{package}")
+        public = [k for k, value in vars(module).items() if k[0] != "_" and not isinstance(value, ModuleType)]
+        members = getattr(module, "__all__", public)
+        names |= {f"lipflow.{package}.{name}" for name in members if name not in top}
     assert sorted(names - shown) == []
 
 
 @pytest.mark.parametrize("name", ["certify_your_cnn.py", "custom_field.py"])
-def test_the_examples_are_shown_in_full(site, name):
-    """A formatter once turned the includes into something else, and the page showed no code."""
+def test_examples_are_shown_in_full(site, name):
+    """A formatter once broke the includes."""
     shown = html.unescape(re.sub(r"<[^>]+>", "", (site / "examples.html").read_text(encoding="utf-8")))
     code = (ROOT / "examples" / name).read_text(encoding="utf-8")
     assert [line for line in code.splitlines() if line.strip() and line.strip() not in shown] == []
     assert "--8" not in shown
 
 
-def test_no_formula_is_taken_for_emphasis(pages):
-    """In Markdown z* and ‖W‖_F are formulas until a second asterisk or underscore follows."""
+def test_no_formula_is_emphasised(pages):
+    """Two asterisks or underscores in formulas such as z* and ‖W‖_F would be emphasis in Markdown."""
     found = [text for page in pages.values() for text in page.emphasised if re.search(r"[‖=≤≥⁻²∇{}]", text)]
-    assert [text for text in found if not text.endswith(", published")] == []  # rows of a table that mean to be
+    assert [text for text in found if not text.endswith(", published")] == []  # rows of a table
 
 
-def test_in_a_browser_at_any_width(site, pages, browser):
-    """Every page fits a phone, complains of nothing, and asks its own server alone; the search finds things."""
+def test_pages_in_a_browser(site, pages, browser):
+    """Every page fits a phone, logs nothing and requests its own server only; the search works."""
     handler = functools.partial(Quiet, directory=str(site))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         root = f"http://127.0.0.1:{server.server_address[1]}/"
-        said, asked, wide = [], [], []
+        logged, requested, wide = [], [], []
         context = browser.new_context(viewport={"width": 390, "height": 800})
         tab = context.new_page()
-        tab.set_default_timeout(120_000)  # a busy machine is no mistake of the site
-        tab.on("console", lambda message: said.append(message.text))
-        tab.on("pageerror", lambda error: said.append(str(error)))
-        tab.on("request", lambda request: asked.append(request.url))
+        tab.set_default_timeout(120_000)  # a busy machine is slow
+        tab.on("console", lambda message: logged.append(message.text))
+        tab.on("pageerror", lambda error: logged.append(str(error)))
+        tab.on("request", lambda request: requested.append(request.url))
         for path in sorted(pages):
             tab.goto(root + path.relative_to(site).as_posix())
             if tab.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
@@ -146,19 +149,19 @@ def test_in_a_browser_at_any_width(site, pages, browser):
         tab.set_viewport_size({"width": 1280, "height": 900})
         tab.goto(root + "index.html")
         tab.locator("input.md-search__input").click()
-        tab.get_by_text("Type to start searching").wait_for()  # what is typed before the index is there may be lost
-        tab.locator("input.md-search__input").press_sequentially("twisted torus")  # it listens to keys
+        tab.get_by_text("Type to start searching").wait_for()  # keys typed before the index is loaded are lost
+        tab.locator("input.md-search__input").press_sequentially("twisted torus")
         tab.locator(".md-search-result__link").first.wait_for()
         assert "norms" in tab.locator(".md-search-result__link").first.get_attribute("href")
         context.close()
         server.shutdown()
     assert wide == []
-    assert said == []
-    assert [url for url in asked if not url.startswith((root, "data:", "blob:"))] == []
+    assert logged == []
+    assert [url for url in requested if not url.startswith((root, "data:", "blob:"))] == []
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    """A server of files that says nothing."""
+    """A file server without log."""
 
     def log_message(self, format, *args):
         pass

@@ -1,4 +1,4 @@
-"""The rules of claims, on results made up for it: both outcomes, and what cannot be judged."""
+"""The rules of claims, on made-up results with a known outcome."""
 
 import math
 
@@ -25,48 +25,48 @@ from experiments.scale import GRID
 
 
 def row(clean=0.5, certified=0.4, attacked=0.45, images=10000, **more):
-    at = dict.fromkeys(GRID, certified)
-    standing = dict.fromkeys(("36/255", "0.6", "0.8"), attacked)
-    return {
-        "clean": clean,
-        "certified": at,
-        "attacked": standing,
-        "standing": standing,
-        "images": images,
-        "attacked_images": images,
-        "contradictions": [],
-        "diverged": False,
-        **more,
-    }
+    found = {"clean": clean, "certified": dict.fromkeys(GRID, certified), "contradictions": [], "diverged": False}
+    found |= dict.fromkeys(("images", "attacked_images", "validation_images"), images)
+    return {**found, "attacked": dict.fromkeys(("36/255", "0.6", "0.8"), attacked), **more}
 
 
-def rule(name, start):
-    """The rule of a claim, by the beginning of its text."""
+def rows(**of_labels):
+    """Rows of one seed each."""
+    return Rows({label: [found] for label, found in of_labels.items()})
+
+
+def claim(name, start):
+    """The claim of an experiment whose text begins with `start`."""
     (experiment,) = experiments([name])
-    (claim,) = (c for c in experiment.claims if c.text.startswith(start))
-    return claim.rule
+    (found,) = (c for c in experiment.claims if c.text.startswith(start))
+    return found
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "images", "outcome"),
-    [(0.6, 0.5, 10000, SEEN), (0.5, 0.6, 10000, NOT_SEEN), (0.505, 0.5, 10000, NOT_JUDGED), (0.6, 0.5, 50, NOT_JUDGED)],
+    ("a", "b", "options", "outcome"),
+    [
+        (row(0.6), row(0.5), {}, SEEN),
+        (row(0.5), row(0.6), {}, NOT_SEEN),
+        (row(0.505), row(0.5), {}, NOT_JUDGED),
+        (row(0.6, images=50), row(0.5, images=50), {}, NOT_JUDGED),
+        (row(0.65), row(0.6), {"by": 0.01}, SEEN),
+        (row(0.65), row(0.6), {"by": 0.1}, NOT_SEEN),
+    ],
 )
-def test_a_difference_is_judged_by_its_noise(a, b, images, outcome):
-    rows = Rows({"a": [row(a, images=images)], "b": [row(b, images=images)]})
-    verdict = above(rows, ("a", "clean"), ("b", "clean"))
+def test_above_compares_a_difference_with_its_noise(a, b, options, outcome):
+    verdict = above(rows(a=a, b=b), ("a", "clean"), ("b", "clean"), **options)
     assert verdict.outcome == outcome
     assert verdict.evidence.endswith(", of images alone)")
 
 
-def test_the_spread_of_seeds_is_noise():
-    steady, shaky = [row(0.6)] * 3, [row(0.5), row(0.7), row(0.6)]
-    base = [row(0.55)] * 3
-    assert above(Rows({"a": steady, "b": base}), ("a", "clean"), ("b", "clean")).outcome == SEEN
-    assert above(Rows({"a": shaky, "b": base}), ("a", "clean"), ("b", "clean")).outcome == NOT_JUDGED
+def test_above_counts_the_spread_of_seeds_as_noise():
+    for seeds, outcome in (((0.6, 0.6, 0.6), SEEN), ((0.5, 0.7, 0.6), NOT_JUDGED)):
+        measured = Rows({"a": [row(value) for value in seeds], "b": [row(0.55)] * 3})
+        assert above(measured, ("a", "clean"), ("b", "clean")).outcome == outcome
 
 
-def test_noise_is_students_for_few_seeds_and_two_standard_errors_for_images():
-    """For three and three seeds of one spread there are 4 degrees of freedom; for three and one, 2."""
+def test_noise_of_few_seeds_is_students_and_of_images_two_standard_errors():
+    """Three and three seeds of the same spread have 4 degrees of freedom, three and one have 2."""
     three, one = Quantity.of([0.4, 0.5, 0.6]), Quantity.of([0.5], of_images=1e-4)
     assert noise_of(three, three) == pytest.approx(2.777 * math.sqrt(2 / 300))
     assert noise_of(three) == pytest.approx(4.303 * math.sqrt(1 / 300))
@@ -74,152 +74,132 @@ def test_noise_is_students_for_few_seeds_and_two_standard_errors_for_images():
     assert noise_of(Quantity.of([0.5, 0.5, 0.5], 1e-4)) == pytest.approx(2 * math.sqrt(1e-4))
 
 
-def test_students_factors():
+def test_the_table_of_students_quantiles_is_that_of_scipy():
     student = pytest.importorskip("scipy.stats").t
     for freedom, factor in STUDENT:
         exact = float(student.ppf(0.975, freedom))
         assert exact <= factor < 1.001 * exact
 
 
-def test_a_difference_can_be_asked_to_be_large():
-    rows = Rows({"a": [row(0.65)], "b": [row(0.6)]})
-    assert above(rows, ("a", "clean"), ("b", "clean"), by=0.1).outcome == NOT_SEEN
-    assert above(rows, ("a", "clean"), ("b", "clean"), by=0.01).outcome == SEEN
-
-
-def test_every_takes_the_worst():
-    yes, no, open_ = Verdict(SEEN, "y"), Verdict(NOT_SEEN, "n"), Verdict(NOT_JUDGED, "o")
+def test_every_has_the_worst_outcome():
+    yes, no, unknown = Verdict(SEEN, "y"), Verdict(NOT_SEEN, "n"), Verdict(NOT_JUDGED, "u")
     assert every(yes, yes).outcome == SEEN
-    assert every(yes, open_).outcome == NOT_JUDGED
-    assert every(yes, open_, no) == Verdict(NOT_SEEN, "y; o; n")
-
-
-def test_a_gain_shrinks_only_if_there_is_one_and_the_noise_allows_it():
-    def verdict(clean, certified, images=10000):
-        rows = {"a": [row(clean, certified, images=images)], "b": [row(0.5, 0.4, images=images)]}
-        return shrinks(Rows(rows), "a", "b", ("clean",), ("certified", "36/255"))
-
-    assert verdict(0.6, 0.41).outcome == SEEN
-    assert verdict(0.55, 0.6).outcome == NOT_SEEN
-    assert verdict(0.6, 0.49).outcome == NOT_JUDGED
-    assert verdict(0.6, 0.41, images=50).outcome == NOT_JUDGED
-    assert verdict(0.5, 0.3).outcome == NOT_JUDGED
-    assert "no gain to speak of" in verdict(0.4, 0.3).evidence
-
-
-def test_what_was_not_measured_is_not_judged():
-    claim = Claim("a > b", lambda rows: above(rows, ("a", "clean"), ("b", "clean")))
-    assert claim.judge("small", Rows({"a": [row()]})) == (NOT_JUDGED, "not measured: b")
-    assert claim.judge("small", Rows({"a": [{"run": "x", "diverged": True}], "b": [row()]})).outcome == NOT_JUDGED
-
-
-def test_a_scale_can_be_too_small_for_a_claim():
-    claim = Claim("S < M", lambda rows: holds(True, ""), scales=("paper",), otherwise="only S")
-    assert claim.judge("small", Rows({})) == (NOT_JUDGED, "only S")
-    assert claim.judge("paper", Rows({})).outcome == SEEN
-    assert claim.judge("smoke", Rows({})).outcome == NOT_JUDGED
-
-
-def test_the_order_of_sizes_is_not_judged_at_the_small_scale():
-    (table,) = experiments(["cifar10"])
-    (claim,) = (c for c in table.claims if c.text.startswith("S < M"))
-    sizes = {label: [row(0.5 + i / 10)] for i, label in enumerate(("CPL-S", "CPL-M", "CPL-L", "CPL-XL"))}
-    assert claim.judge("small", Rows(sizes)).outcome == NOT_JUDGED
-    assert claim.judge("paper", Rows(sizes)).outcome == SEEN
-    backwards = dict(zip(sizes, reversed(list(sizes.values())), strict=True))
-    assert claim.judge("paper", Rows(backwards)).outcome == NOT_SEEN
-
-
-def test_margin():
-    between = {"m = 0.7": [row(0.6)]}
-    traded = Rows({"m = 0.1": [row(0.7, 0.1, 0.2)], "m = 3": [row(0.5, 0.3, 0.4)], **between})
-    reverse = Rows({"m = 0.1": [row(0.5, 0.3, 0.4)], "m = 3": [row(0.7, 0.1, 0.2)], **between})
-    for start in ("A small margin", "At ε = 0.8 a large margin certifies", "At ε = 0.8 a large margin is above"):
-        assert rule("margin-cifar10", start)(traded).outcome == SEEN
-        assert "in between, m = 0.7 " in rule("margin-cifar10", start)(traded).evidence
-        assert rule("margin-cifar10", start)(reverse).outcome == NOT_SEEN
-
-
-def test_relaxed():
-    def rows(*clean):
-        found = {label: [row(value)] for label, value in zip(relaxed.LABELS.values(), clean, strict=True)}
-        return Rows({**found, relaxed.CERTIFIED: [row(0.6)]})
-
-    assert relaxed.cleaner(rows(0.85, 0.8, 0.7)).outcome == SEEN
-    assert relaxed.cleaner(rows(0.7, 0.8, 0.85)).outcome == NOT_SEEN
-    assert relaxed.relaxing_helps(rows(0.85, 0.8, 0.7)).outcome == SEEN
-    assert relaxed.stable(rows(0.8, 0.8, 0.8)).outcome == SEEN
-    lost = {**rows(0.8, 0.8, 0.8).measured, "h = 1": [{"diverged": True}]}
-    assert relaxed.stable(Rows(lost)) == (NOT_SEEN, "diverged: h = 1")
-
-
-def test_rivals_and_attacks():
-    better = Rows({"CPL-S": [row(0.7, 0.5, 0.6)], "Cayley (KW3)": [row()], "SOC-10": [row()]})
-    worse = Rows({"CPL-S": [row(0.3, 0.2, 0.2)], "Cayley (KW3)": [row()], "SOC-10": [row()]})
-    for name, start in (("cifar10", "CPL-S is above Cayley"), ("certified-cifar10", "CPL-S certifies more than SOC")):
-        assert rule(name, start)(better).outcome == SEEN
-        assert rule(name, start)(worse).outcome == NOT_SEEN
-    assert pgd.gain("cifar10", pgd.SOC)(better).outcome == SEEN
-    assert pgd.gain("cifar10", pgd.SOC, 0.3)(better).outcome == NOT_SEEN
-    mixed = Rows({**better.measured, "Cayley (KW3)": [row(attacked=0.9)]})
-    assert pgd.gain("cifar10", pgd.SOC)(mixed).outcome == SEEN
-    assert pgd.gain("cifar10", pgd.CAYLEY)(mixed).outcome == NOT_SEEN
-    assert pgd.sound(better).outcome == SEEN
-    assert pgd.sound(Rows({"CPL-S": [row(contradictions=["image 3 was broken"])]})) == (NOT_SEEN, "image 3 was broken")
-
-
-def test_depth():
-    def rows(shallow, deep, epochs=4):
-        made = {"100 layers": shallow, "1000 layers": deep}
-        kept = {"validation_images": 5000, "epochs": epochs, "diverged": False}
-        return Rows({label: [{**kept, "validation": v}] for label, v in made.items()})
-
-    deep = depth.trains("1000 layers")
-    assert deep(rows(0.4, 0.3)).outcome == SEEN
-    assert deep(rows(0.4, 0.1)).outcome == NOT_SEEN
-    assert deep(rows(0.4, 0.1, epochs=1)).outcome == NOT_JUDGED
-    assert depth.trains("100 layers")(rows(0.4, 0.1)).outcome == SEEN
-    assert depth.no_gain(rows(0.4, 0.35)).outcome == SEEN
-    assert depth.no_gain(rows(0.3, 0.4)).outcome == NOT_SEEN
-    assert depth.no_gain(rows(0.4, 0.4)).outcome == NOT_JUDGED
-
-
-def test_gradient_and_effective_constant():
-    def norms(*fresh, learned=0.4):
-        reached = {"validation": learned, "validation_images": 5000, "epochs": 1, "diverged": False}
-        return Rows({"100 layers": [{"gradient": {"fresh": fresh, "trained": (0.5, 0.9)}, **reached}]})
-
-    assert gradient.bounded(norms(0.5, 1.0)).outcome == SEEN
-    assert gradient.bounded(norms(0.5, 7.0)).outcome == NOT_SEEN
-    assert gradient.alive("fresh")(norms(0.5, 1.0)).outcome == SEEN
-    assert gradient.alive("fresh")(norms(1e-11, 1.0)).outcome == NOT_SEEN
-    assert gradient.alive("trained")(norms(1e-11, 1.0)).outcome == SEEN
-    assert gradient.alive("trained")(norms(1e-11, 1.0, learned=0.1)).outcome == NOT_JUDGED
-
-    def used(ours, theirs, spread=0.0):
-        values = {"CPL-S": ours, "Cayley (KW3)": theirs, "SOC-10": theirs}
-        seeds = (-spread, 0.0, spread)
-        return Rows({k: [{"used": v + s, "used_mean": v + s} for s in seeds] for k, v in values.items()})
-
-    less = effective.less(effective.SOC)
-    assert less(used(0.3, 0.9)).outcome == SEEN
-    assert less(used(0.9, 0.3)).outcome == NOT_SEEN
-    assert less(used(0.5, 0.55, spread=0.1)).outcome == NOT_JUDGED
-    assert effective.below(used(1.0, 0.9)).outcome == SEEN
-    assert effective.below(used(1.1, 0.9)).outcome == NOT_SEEN
+    assert every(yes, unknown).outcome == NOT_JUDGED
+    assert every(yes, unknown, no) == Verdict(NOT_SEEN, "y; u; n")
 
 
 @pytest.mark.parametrize(
-    ("seeds", "outcome"),
+    ("clean", "certified", "images", "outcome"),
     [
-        ([[[1, 0.1], [2, 0.1], [3, 0.4]]], SEEN),
-        ([[[1, 0.3]]], NOT_SEEN),
-        ([[[1, 0.1], [2, 0.1], [3, 0.1]]], NOT_SEEN),
-        ([[[1, 0.1], [3, 0.4]], [[1, 0.1], [3, 0.1]]], NOT_SEEN),
+        (0.6, 0.41, 10000, SEEN),
+        (0.55, 0.6, 10000, NOT_SEEN),
+        (0.6, 0.49, 10000, NOT_JUDGED),
+        (0.6, 0.41, 50, NOT_JUDGED),
+        (0.5, 0.3, 10000, NOT_JUDGED),  # no gain at first
+        (0.4, 0.3, 10000, NOT_JUDGED),
     ],
-    ids=["late", "at once", "never", "never with one seed"],
 )
-def test_a_late_start_is_a_start(seeds, outcome):
-    deep = [{"validations": validations} for validations in seeds]
-    rows = Rows({"100 layers": [{"validations": [[1, 0.3]]}], "1000 layers": deep})
-    assert rule("depth", "The deepest take some epochs")(rows).outcome == outcome
+def test_shrinks_needs_a_gain_that_is_larger_than_its_noise(clean, certified, images, outcome):
+    measured = rows(a=row(clean, certified, images=images), b=row(0.5, 0.4, images=images))
+    assert shrinks(measured, "a", "b", ("clean",), ("certified", "36/255")).outcome == outcome
+
+
+def test_a_claim_without_its_numbers_cannot_be_judged():
+    compare = Claim("a > b", lambda rows: above(rows, ("a", "clean"), ("b", "clean")))
+    assert compare.judge("small", rows(a=row())) == (NOT_JUDGED, "not measured: b")
+    assert compare.judge("small", rows(a={"diverged": True}, b=row())).outcome == NOT_JUDGED
+
+
+def test_a_claim_cannot_be_judged_at_other_scales_than_its_own():
+    large = Claim("S < M", lambda rows: holds(True, ""), scales=("paper",), otherwise="only S")
+    assert large.judge("small", Rows({})) == (NOT_JUDGED, "only S")
+    assert large.judge("paper", Rows({})).outcome == SEEN
+    assert large.judge("smoke", Rows({})).outcome == NOT_JUDGED
+
+
+SIZES = ("CPL-S", "CPL-M", "CPL-L", "CPL-XL")
+BETTER = {"CPL-S": [row(0.7, 0.5, 0.6)], "Cayley (KW3)": [row()], "SOC-10": [row()]}
+WORSE = {"CPL-S": [row(0.3, 0.2, 0.2)], "Cayley (KW3)": [row()], "SOC-10": [row()]}
+MARGINS = dict(
+    zip(("m = 0.1", "m = 0.7", "m = 3"), ([row(0.7, 0.1, 0.2)], [row(0.6)], [row(0.5, 0.3, 0.4)]), strict=True)
+)
+REVERSED = dict(zip(MARGINS, reversed(MARGINS.values()), strict=True))
+
+
+def fixed_steps(*clean, **more):
+    found = {label: [row(value, **more)] for label, value in zip(relaxed.LABELS.values(), clean, strict=True)}
+    return {**found, relaxed.CERTIFIED: [row(0.6)]}
+
+
+def deep(shallow, deepest, epochs=4):
+    return {
+        label: [row(validation=value, epochs=epochs)]
+        for label, value in (("100 layers", shallow), ("1000 layers", deepest))
+    }
+
+
+def norms(*fresh, learned=0.4):
+    return {"100 layers": [row(gradient={"fresh": fresh, "trained": (0.5, 0.9)}, validation=learned, epochs=1)]}
+
+
+def used(ours, theirs, spread=0.0):
+    values = {"CPL-S": ours, "Cayley (KW3)": theirs, "SOC-10": theirs}
+    return {k: [{"used": v + s, "used_mean": v + s} for s in (-spread, 0.0, spread)] for k, v in values.items()}
+
+
+def starts(*seeds):
+    """Accuracies of the deepest network at its epochs, for each seed; the shallowest has learned at epoch 1."""
+    deepest = [{"validations": list(enumerate(values, 1))} for values in seeds]
+    return {"100 layers": [{"validations": [(1, 0.3)]}], "1000 layers": deepest}
+
+
+@pytest.mark.parametrize(
+    ("rule", "measured", "outcome"),
+    [
+        *((claim("margin-cifar10", start).rule, MARGINS, SEEN) for start in ("A small", "At ε = 0.8 a large margin c")),
+        *(
+            (claim("margin-cifar10", start).rule, REVERSED, NOT_SEEN)
+            for start in ("A small", "At ε = 0.8 a large margin i")
+        ),
+        (claim("cifar10", "S < M").rule, {label: [row(0.5 + i / 10)] for i, label in enumerate(SIZES)}, SEEN),
+        (claim("cifar10", "S < M").rule, {label: [row(0.5 - i / 10)] for i, label in enumerate(SIZES)}, NOT_SEEN),
+        (relaxed.cleaner, fixed_steps(0.85, 0.8, 0.7), SEEN),
+        (relaxed.cleaner, fixed_steps(0.7, 0.8, 0.85), NOT_SEEN),
+        (relaxed.relaxing_helps, fixed_steps(0.85, 0.8, 0.7), SEEN),
+        (relaxed.stable, fixed_steps(0.8, 0.8, 0.8), SEEN),
+        (relaxed.stable, fixed_steps(0.8, 0.8, 0.8, diverged=True), NOT_SEEN),
+        (claim("cifar10", "CPL-S is above Cayley").rule, BETTER, SEEN),
+        (claim("cifar10", "CPL-S is above Cayley").rule, WORSE, NOT_SEEN),
+        (claim("certified-cifar10", "CPL-S certifies more than SOC").rule, BETTER, SEEN),
+        (claim("certified-cifar10", "CPL-S certifies more than SOC").rule, WORSE, NOT_SEEN),
+        (pgd.gain("cifar10", pgd.SOC), BETTER, SEEN),
+        (pgd.gain("cifar10", pgd.SOC, 0.3), BETTER, NOT_SEEN),
+        (pgd.gain("cifar10", pgd.CAYLEY), WORSE, NOT_SEEN),
+        (pgd.sound, BETTER, SEEN),
+        (pgd.sound, {"CPL-S": [row(contradictions=["image 3 was broken"])]}, NOT_SEEN),
+        (depth.trains("1000 layers"), deep(0.4, 0.3), SEEN),
+        (depth.trains("1000 layers"), deep(0.4, 0.1), NOT_SEEN),
+        (depth.trains("1000 layers"), deep(0.4, 0.1, epochs=1), NOT_JUDGED),
+        (depth.trains("100 layers"), deep(0.4, 0.1), SEEN),
+        (depth.no_gain, deep(0.4, 0.35), SEEN),
+        (depth.no_gain, deep(0.3, 0.4), NOT_SEEN),
+        (depth.no_gain, deep(0.4, 0.4), NOT_JUDGED),
+        (depth.late_start, starts([0.1, 0.1, 0.4]), SEEN),
+        (depth.late_start, starts([0.3]), NOT_SEEN),
+        (depth.late_start, starts([0.1, 0.1, 0.1]), NOT_SEEN),
+        (depth.late_start, starts([0.1, 0.4], [0.1, 0.1]), NOT_SEEN),
+        (gradient.bounded, norms(0.5, 1.0), SEEN),
+        (gradient.bounded, norms(0.5, 7.0), NOT_SEEN),
+        (gradient.alive("fresh"), norms(0.5, 1.0), SEEN),
+        (gradient.alive("fresh"), norms(1e-11, 1.0), NOT_SEEN),
+        (gradient.alive("trained"), norms(1e-11, 1.0), SEEN),
+        (gradient.alive("trained"), norms(1e-11, 1.0, learned=0.1), NOT_JUDGED),
+        (effective.less(effective.SOC), used(0.3, 0.9), SEEN),
+        (effective.less(effective.SOC), used(0.9, 0.3), NOT_SEEN),
+        (effective.less(effective.SOC), used(0.5, 0.55, spread=0.1), NOT_JUDGED),
+        (effective.below, used(1.0, 0.9), SEEN),
+        (effective.below, used(1.1, 0.9), NOT_SEEN),
+    ],
+)
+def test_rules(rule, measured, outcome):
+    assert rule(Rows(measured)).outcome == outcome

@@ -12,7 +12,6 @@ from lipflow.operators.norm import power_iteration
 
 
 def test_a_fused_model_computes_the_same():
-    torch.manual_seed(0)
     plain = nn.Sequential(cpl_conv(3, 2, in_size=(6, 6)), nn.Sequential(cpl_conv(3, 2, in_size=(6, 6)), nn.Flatten()))
     plain.append(cpl_dense(108, 5))
     fused = fuse(copy.deepcopy(plain))
@@ -61,7 +60,6 @@ def test_a_network_iterates_once_a_forward_pass():
     [("cpl", dict(channels=4, depth=5, inner=2, features=5, depth_linear=2)), ("soc-10", dict(channels=4))],
 )
 def test_recomputed_activations_give_the_same_step(name, sizes):
-    torch.manual_seed(0)
     one = build(name, 3, (3, 32, 32), **sizes).double().train()
     other = copy.deepcopy(one)
     other.recompute_activations()
@@ -144,7 +142,6 @@ def test_networks_go_through_transforms():
 @pytest.mark.parametrize("low", [False, True])
 def test_a_penalty_on_gradients_differentiates_twice(checkpoint, low):
     """Outside of autocast, as torch's guide says, and with recomputed activations, more than once."""
-    torch.manual_seed(0)
     network = build("cpl-fast", 3, (3, 16, 16), channels=12, inner=(4, 16), depth=(2, 2), features=24).train()
     network.recompute_activations(checkpoint)
     x = torch.rand(4, 3, 16, 16, requires_grad=True)
@@ -210,7 +207,6 @@ class Ridge(ConvexPotential):
 
 @pytest.mark.parametrize("h", [None, 0.25])
 def test_what_extends_a_potential_moves_along_its_own_gradient(h):
-    torch.manual_seed(0)
     field = Ridge(DenseWeight(4, 6))
     network = nn.Sequential(Flow(field, ExplicitEuler(h))).double().eval()
     x = torch.randn(5, 4, dtype=torch.float64)

@@ -60,7 +60,6 @@ def test_asking_for_a_bound_changes_nothing():
 
 
 def test_estimates_in_training_approach_the_norm():
-    torch.manual_seed(0)
     layer = lipflow.cpl_conv(3, 4, in_size=(8, 8)).double()
     x = torch.randn(1, 3, 8, 8, dtype=torch.float64)
     for _ in range(500):
@@ -71,7 +70,6 @@ def test_estimates_in_training_approach_the_norm():
 
 
 def test_a_first_batch_in_inference_mode_leaves_a_layer_that_can_learn():
-    torch.manual_seed(0)
     x = torch.rand(2, 2, 4, 4)
     for mode in (True, False):
         layer = lipflow.cpl_conv(2, 3)
@@ -99,7 +97,6 @@ def _rotated(rows: int, columns: int) -> torch.Tensor:
 
 
 def test_an_estimate_is_reset_with_a_weight_that_was_set():
-    torch.manual_seed(0)
     weight = lipflow.cpl_dense(48, 48).field.weight
     norm = float(torch.linalg.matrix_norm(_rotated(48, 48), 2))
     with torch.no_grad():
@@ -111,7 +108,6 @@ def test_an_estimate_is_reset_with_a_weight_that_was_set():
 
 @pytest.mark.parametrize("assign", [False, True])
 def test_weights_that_come_without_u_are_followed_from_the_start(assign):
-    torch.manual_seed(0)
     layer = lipflow.cpl_dense(48, 48).eval()
     state = {"field.weight.weight": _rotated(48, 48), "field.bias": torch.zeros(48)}
     layer.load_state_dict(state, strict=False, assign=assign)

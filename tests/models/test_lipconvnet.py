@@ -54,7 +54,6 @@ def test_any_number_of_classes(lln, classes):
 
 
 def test_householder_begins_as_maxmin():
-    torch.manual_seed(0)
     sizes = dict(in_shape=(1, 4, 4), stages=2, channels=2, block=1, lln=True)
     plus, plain = lipflow.build("soc+-10", **sizes).eval(), lipflow.build("soc-10", **sizes).eval()
     plain.load_state_dict({k: v for k, v in plus.state_dict().items() if "theta" not in k})
@@ -63,7 +62,6 @@ def test_householder_begins_as_maxmin():
 
 
 def test_every_parameter_learns():
-    torch.manual_seed(0)
     network = lipflow.build("soc+-10", in_shape=(3, 8, 8), stages=2, channels=4)
     network(torch.rand(8, 3, 8, 8)).square().sum().backward()
     assert all(p.grad is not None and bool(p.grad.any()) for p in network.parameters())
@@ -71,7 +69,6 @@ def test_every_parameter_learns():
 
 def test_its_bound_is_that_of_its_input_scale():
     """1/0.2507 from the input, and next to nothing for the cut series."""
-    torch.manual_seed(0)
     network = lipflow.build("soc-10", in_shape=(1, 4, 4), stages=2, channels=2).double()
     bound = lipflow.lipschitz_bound(network).lipschitz
     assert bound == pytest.approx(1 / 0.2507, rel=1e-4)

@@ -1,7 +1,4 @@
-"""Convolutions of every geometry, their matrices by the definition alone, and the norms of those by LAPACK.
-
-What the tests of operators share.
-"""
+"""Convolutions of every geometry, their matrices by definition, and the norms of these by LAPACK."""
 
 import math
 from collections.abc import Callable
@@ -38,7 +35,7 @@ class Geometry:
 
     @property
     def outputs(self) -> Pair:
-        """How many windows fit on each axis: fewer than 1 where the kernel is larger than the padded input."""
+        """The number of windows on each axis: below 1 if the kernel is larger than the padded input."""
         rows, columns = (
             (n + b + a - d * (k - 1) - 1) // s + 1
             for n, k, b, a, s, d in zip(
@@ -98,16 +95,16 @@ def draw_geometry(draw: Draw, side: int = 7, channels: int = 3) -> Geometry:
 def matrix_of(op: LinearOperator) -> Tensor:
     """The matrix of an operator, column by column from its values."""
     entries = math.prod(op.in_shape)
-    basis = torch.eye(entries, dtype=op.weight.dtype).reshape(entries, *op.in_shape)
+    basis = torch.eye(entries, dtype=op.weight.real.dtype).reshape(entries, *op.in_shape)
     return op(basis).reshape(entries, -1).T
 
 
 def svd_norm(matrix: Tensor) -> tuple[float, float]:
-    """The greatest singular value as LAPACK computes it, and what it may be off by.
+    """The greatest singular value computed by LAPACK, and a bound on its error.
 
     The algorithm is backward stable: the computed values are those of W + E with ‖E‖ ≤ p(m, n)·u·‖W‖, and moving W by
     E moves no singular value by more than ‖E‖ (Weyl). p is a modest polynomial (LAPACK Users' Guide, section 4.9);
-    8(m + n) is generous, and still 40 times below the hair that norm_bound adds at these sizes.
+    8(m + n) is generous, and still 40 times below the margin that norm_bound adds at these sizes.
     """
     value = float(np.linalg.svd(matrix.numpy(), compute_uv=False)[0])
     return value, 8 * sum(matrix.shape) * 2.0**-53 * value

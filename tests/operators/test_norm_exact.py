@@ -1,4 +1,4 @@
-"""norm_bound against references that do not round: LDLᵀ over the rationals, and closed forms in ball arithmetic."""
+"""norm_bound against exact references: LDLᵀ over the rationals, and closed forms in ball arithmetic."""
 
 import math
 import random
@@ -38,7 +38,7 @@ def is_above_norm(bound: Fraction, matrix: Tensor) -> bool:
     return True
 
 
-def test_the_reference_decides_on_both_sides_of_a_norm():
+def test_is_above_norm_decides_on_both_sides():
     matrix = torch.tensor([[3.0, 0.0], [4.0, 5.0]], dtype=torch.float64)  # ‖W‖² = 45
     root = Fraction(math.isqrt(45 * 10**60), 10**30)
     assert is_above_norm(root + Fraction(1, 10**30), matrix)
@@ -47,7 +47,7 @@ def test_the_reference_decides_on_both_sides_of_a_norm():
 
 
 def exact_case(seed: int) -> tuple[Geometry, Tensor]:
-    """A small convolution whose matrix has exact entries: integers where taps meet on a torus, as they are added."""
+    """A small convolution whose matrix has exact entries: integers with circular padding, where taps are added."""
     rng, generator = random.Random(1000 + seed), torch.Generator().manual_seed(seed)
     while True:
         geometry = draw_geometry(rng.randint, side=4, channels=2)
@@ -61,14 +61,14 @@ def exact_case(seed: int) -> tuple[Geometry, Tensor]:
 
 
 @pytest.mark.parametrize("seed", range(80))
-def test_the_bound_of_a_small_convolution_is_above_its_norm_exactly(seed):
+def test_norm_bound_of_a_small_convolution_is_above_the_exact_norm(seed):
     geometry, kernel = exact_case(seed)
     if bool(kernel.any()):
         assert is_above_norm(Fraction(norm_bound(geometry.conv(kernel))), geometry.matrix(kernel))
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_bound_of_a_small_matrix_is_above_its_norm_exactly_and_tight(seed):
+def test_norm_bound_of_a_small_matrix_is_above_the_exact_norm_and_tight(seed):
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     weight = torch.randn(rng.randint(1, 12), rng.randint(1, 12), generator=generator, dtype=torch.float64)
     bound = Fraction(norm_bound(DenseOperator(weight)))
@@ -76,94 +76,80 @@ def test_the_bound_of_a_small_matrix_is_above_its_norm_exactly_and_tight(seed):
     assert not is_above_norm(bound * (1 - Fraction(1, 10**9)), weight)
 
 
-# Hard families, at every scale
-
-
 def kernel(*rows: list[float]) -> Tensor:
     return torch.tensor([[list(rows)]], dtype=torch.float64)
 
 
-LAPLACIAN = kernel([0, 1, 0], [1, -4, 1], [0, 1, 0])
-SOBEL = kernel([1, 0, -1], [2, 0, -2], [1, 0, -1])
-EDGES = kernel([1, -2, 1], [-2, 4, -2], [1, -2, 1])
-BLUR = torch.ones(1, 1, 3, 3, dtype=torch.float64)
-PAIR = kernel([1, 1])
-ROW = kernel([1, 1, 1])
-POINT = kernel([3])
-CHANNELS = torch.arange(-4, 4).double().reshape(4, 2, 1, 1)
+KERNELS = {
+    "blur": torch.ones(1, 1, 3, 3, dtype=torch.float64),
+    "laplacian": kernel([0, 1, 0], [1, -4, 1], [0, 1, 0]),
+    "sobel": kernel([1, 0, -1], [2, 0, -2], [1, 0, -1]),
+    "second difference": kernel([1, -2, 1], [-2, 4, -2], [1, -2, 1]),
+}
+ONES, TWOS, THREES = (1, 1), (2, 2), (3, 3)
+GEOMETRIES = {
+    "same": Geometry((4, 3), THREES, ONES, ONES),
+    "torus": Geometry((4, 3), THREES, ONES, ONES, "circular"),
+    "strided": Geometry((5, 4), THREES, ONES, ONES, stride=TWOS),
+    "strided torus that does not fit": Geometry((5, 4), THREES, ONES, ONES, "circular", (2, 3)),
+    "dilated": Geometry(THREES, THREES, TWOS, TWOS, dilation=TWOS),
+    "dilated past the torus": Geometry((2, 3), THREES, (4, 4), (4, 4), "circular", ONES, (2, 3)),
+    "leading padding": Geometry(TWOS, THREES, TWOS, (0, 0)),
+    "trailing padding": Geometry(TWOS, THREES, (0, 0), TWOS),
+    "padding beyond the torus": Geometry((2, 3), THREES, (5, 4), (3, 7), "circular"),
+    "single pixel": Geometry(ONES, THREES, ONES, ONES),
+    "single pixel, wide padding": Geometry(ONES, THREES, TWOS, TWOS),
+    "single pixel on a torus": Geometry(ONES, THREES, ONES, ONES, "circular"),
+}
 HADAMARD = torch.tensor([[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]], dtype=torch.float64)
-BASIS = torch.eye(4, dtype=torch.float64)
-
+# Two taps at a distance of 2 meet on a torus of side 2 and cancel: the operator is 0, the kernel is not.
+CANCELS = Geometry((1, 2), (1, 3), (0, 1), (0, 1), "circular"), kernel([1, 0, -1])
 HARD: dict[str, tuple[Geometry, Tensor]] = {
-    "blur": (Geometry((4, 4), (3, 3), (1, 1), (1, 1)), BLUR),
-    "blur on a torus": (Geometry((4, 4), (3, 3), (1, 1), (1, 1), "circular"), BLUR),
-    "laplacian": (Geometry((4, 4), (3, 3), (1, 1), (1, 1)), LAPLACIAN),
-    "laplacian on a torus": (Geometry((4, 4), (3, 3), (1, 1), (1, 1), "circular"), LAPLACIAN),
-    "sobel": (Geometry((4, 3), (3, 3), (1, 1), (1, 1)), SOBEL),
-    # 1 + ω + ω² = 0 at every third frequency: on a torus of side 3 all symbols but one vanish.
-    "symbol that vanishes": (Geometry((3, 3), (3, 3), (1, 1), (1, 1), "circular"), BLUR),
-    # Two taps at a distance of 2 meet on a torus of side 2 and cancel: the operator is 0, the kernel is not.
-    "symbol that vanishes everywhere": (Geometry((1, 2), (1, 3), (0, 1), (0, 1), "circular"), kernel([1, 0, -1])),
-    # Output 4 sits on output 0: the torus alone says 2, the norm is 2.3277…
-    "circular padding that does not fit the kernel": (Geometry((1, 4), (1, 2), (0, 1), (0, 1), "circular"), PAIR),
-    "circular padding that does not fit the stride": (
-        Geometry((5, 5), (3, 3), (1, 1), (1, 1), "circular", (2, 3)),
-        SOBEL,
+    **{f"{name}, {where}": (geometry, KERNELS[name]) for name in KERNELS for where, geometry in GEOMETRIES.items()},
+    "taps that cancel": CANCELS,
+    # Output 4 has the position of output 0: the torus alone gives 2, the norm is 2.3277…
+    "circular padding that does not fit the kernel": (
+        Geometry((1, 4), (1, 2), (0, 1), (0, 1), "circular"),
+        kernel([1, 1]),
     ),
-    "circular padding beyond the input": (Geometry((2, 3), (3, 3), (5, 4), (3, 7), "circular"), LAPLACIAN),
-    "dilated past the torus": (Geometry((2, 3), (3, 3), (4, 4), (4, 4), "circular", (1, 1), (2, 3)), SOBEL),
-    "strided": (Geometry((5, 4), (3, 3), (1, 1), (1, 1), stride=(2, 2)), BLUR),
-    "stride beyond the kernel": (Geometry((6, 5), (2, 2), (0, 1), (0, 0), stride=(3, 4)), BLUR[..., :2, :2]),
-    "second difference": (Geometry((3, 3), (3, 3), (1, 1), (1, 1)), EDGES),
-    "second difference of a row": (Geometry((1, 5), (1, 3), (0, 1), (0, 1)), EDGES[:, :, 1:2]),
-    "first difference": (Geometry((1, 3), (1, 2), (0, 1), (0, 1)), kernel([1, -1])),
-    "leading padding": (Geometry((2, 2), (3, 3), (2, 2), (0, 0)), SOBEL),
+    "stride beyond the kernel": (Geometry((6, 5), TWOS, (0, 1), (0, 0), stride=(3, 4)), kernel([1, 1], [1, 1])),
     "wide leading padding": (Geometry((2, 1), (4, 1), (3, 0), (0, 0)), kernel([1], [-2], [3], [5])),
-    "trailing padding": (Geometry((2, 2), (3, 3), (0, 0), (2, 2)), SOBEL),
-    "dilated": (Geometry((3, 3), (3, 3), (2, 2), (2, 2), dilation=(2, 2)), LAPLACIAN),
-    "grouped": (
-        Geometry((2, 2), (3, 3), (1, 1), (1, 1), groups=2, out=1, grouped=1),
-        torch.cat([SOBEL / 64, LAPLACIAN / 8]),
+    "even kernel": (Geometry((9, 1), (2, 1), (0, 0), (1, 0)), kernel([1], [1])),
+    "padded point with a stride": (Geometry((3, 4), ONES, (1, 2), (2, 0), stride=(2, 3)), kernel([3])),
+    "point on a torus with a stride": (Geometry((3, 4), ONES, (1, 2), (2, 5), "circular", (2, 3)), kernel([3])),
+    "groups": (
+        Geometry(TWOS, THREES, ONES, ONES, groups=2),
+        torch.cat([KERNELS["sobel"] / 64, KERNELS["laplacian"] / 8]),
     ),
-    "grouped and strided": (
-        Geometry((4, 3), (1, 1), (0, 0), (0, 0), stride=(2, 1), groups=2, out=2, grouped=2),
-        CHANNELS,
+    "groups with a stride": (
+        Geometry((4, 3), ONES, (0, 0), (0, 0), stride=(2, 1), groups=2, out=2, grouped=2),
+        torch.arange(-4, 4).double().reshape(4, 2, 1, 1),
     ),
-    "point": (Geometry((3, 3), (1, 1), (0, 0), (0, 0)), POINT),
-    "padded point with a stride": (Geometry((3, 4), (1, 1), (1, 2), (2, 0), stride=(2, 3)), POINT),
-    "point on a torus with a stride": (Geometry((3, 4), (1, 1), (1, 2), (2, 5), "circular", (2, 3)), POINT),
-    "single pixel": (Geometry((1, 1), (3, 3), (1, 1), (1, 1)), LAPLACIAN),
-    "single pixel, wide padding": (Geometry((1, 1), (3, 3), (2, 2), (2, 2)), SOBEL),
-    "single pixel on a torus": (Geometry((1, 1), (3, 3), (1, 1), (1, 1), "circular"), BLUR),
-    "image of one row": (Geometry((1, 9), (1, 3), (0, 1), (0, 1)), ROW),
-    "image of one column, even kernel": (Geometry((9, 1), (2, 1), (0, 0), (1, 0)), PAIR.mT.contiguous()),
-    "orthogonal channels": (
-        Geometry((2, 2), (1, 1), (0, 0), (0, 0), out=4, grouped=4),
-        HADAMARD.reshape(4, 4, 1, 1),
-    ),
+    "orthogonal channels": (Geometry(TWOS, ONES, (0, 0), (0, 0), out=4, grouped=4), HADAMARD.reshape(4, 4, 1, 1)),
 }
 
 
 @pytest.mark.parametrize("exponent", EXPONENTS)
 @pytest.mark.parametrize("family", HARD)
-def test_the_bound_is_above_the_norm_of_hard_convolutions_at_every_scale(family, exponent):
+def test_norm_bound_of_a_hard_convolution_is_above_the_exact_norm_at_every_scale(family, exponent):
     geometry, unscaled = HARD[family]
     scaled = torch.ldexp(unscaled, torch.tensor(float(exponent), dtype=torch.float64))
     bound = Fraction(norm_bound(geometry.conv(scaled))) / Fraction(2) ** exponent
     assert is_above_norm(bound, geometry.matrix(unscaled))
 
 
-def test_the_bound_of_a_kernel_that_cancels_on_its_torus_is_rounding_alone():
-    geometry, difference = HARD["symbol that vanishes everywhere"]
+def test_norm_bound_of_a_kernel_that_cancels_on_its_torus_is_rounding():
+    geometry, difference = CANCELS
     assert not geometry.matrix(difference).any()
     assert norm_bound(geometry.conv(difference)) < 1e-13
 
 
 DENSE: dict[str, Tensor] = {
-    "identity": BASIS,
+    "identity": torch.eye(4, dtype=torch.float64),
     "orthogonal": HADAMARD,
-    "near-degenerate": BASIS - 2.0**-30 * HADAMARD,
-    "one ulp from degenerate": BASIS + 2.0**-52 * torch.diag(torch.tensor([0.0, 1.0, 0.0, 2.0]).double()),
+    "near-degenerate": torch.eye(4).double() - 2.0**-30 * HADAMARD,
+    "one ulp from degenerate": torch.eye(4).double()
+    + 2.0**-52 * torch.diag(torch.tensor([0.0, 1.0, 0.0, 2.0]).double()),
     "rank one": torch.outer(torch.tensor([1.0, -2.0, 3.0]), torch.tensor([5.0, 1.0, -7.0, 2.0])).double(),
     "single entry": torch.tensor([[-3.0]], dtype=torch.float64),
     "row": torch.tensor([[3.0, -1.0, 2.0]], dtype=torch.float64),
@@ -175,18 +161,18 @@ DENSE: dict[str, Tensor] = {
 
 @pytest.mark.parametrize("exponent", EXPONENTS)
 @pytest.mark.parametrize("family", DENSE)
-def test_the_bound_is_above_the_norm_of_hard_matrices_at_every_scale_and_tight(family, exponent):
+def test_norm_bound_of_a_hard_matrix_is_above_the_exact_norm_and_tight_at_every_scale(family, exponent):
     scaled = torch.ldexp(DENSE[family], torch.tensor(float(exponent), dtype=torch.float64))
     bound = Fraction(norm_bound(DenseOperator(scaled)))
     assert is_above_norm(bound, scaled)
-    # The last rounding is up to 2⁻¹⁰⁷⁴, which is much of a subnormal number; and those are priced as if read as 0.
+    # The last rounding is up to 2⁻¹⁰⁷⁴, and the bound allows for subnormal weights that are flushed to 0.
     subnormal = bool(((scaled != 0) & (scaled.abs() < 2.0**-1022)).any())
     priced = Fraction(scaled.numel() * sum(scaled.shape), 2**1022) if subnormal else 0
     assert not is_above_norm(bound * (1 - Fraction(1, 10**8)) - Fraction(1, 2**1074) - priced, scaled)
 
 
-def test_subnormal_weights_beside_a_normal_one_are_paid_for():
-    """Read as 0, fifteen of sixteen weights would be missing in a norm of 2.2 times the one that is left."""
+def test_norm_bound_includes_subnormal_weights_beside_a_normal_one():
+    """Flushed to 0, fifteen of sixteen weights would be missing, and the norm is 2.2 times the remaining one."""
     weight = torch.full((1, 16), math.nextafter(2.0**-1022, 0.0), dtype=torch.float64)
     weight[0, 0] = 2.0**-1021
     torch.set_flush_denormal(True)  # where the processor can
@@ -198,15 +184,12 @@ def test_subnormal_weights_beside_a_normal_one_are_paid_for():
 
 
 @pytest.mark.parametrize("small", [2.0**-1070, 2.0**-500])
-def test_entries_that_vanish_beside_the_greatest_are_paid_for(small):
-    """Scaled by the greatest weight, 2⁻¹⁰⁷⁰ underflows; the bound must still be above a norm that it moves."""
+def test_norm_bound_includes_entries_that_underflow_beside_the_greatest(small):
+    """Scaled by the greatest weight, 2⁻¹⁰⁷⁰ underflows."""
     weight = torch.tensor([[2.0**500, 2.0**500], [small, -small]], dtype=torch.float64)
     greatest = torch.tensor([[torch.finfo(torch.float64).max / 2]], dtype=torch.float64)
     for w in (weight, greatest):
         assert is_above_norm(Fraction(norm_bound(DenseOperator(w))), w)
-
-
-# Closed forms
 
 
 def cosine(turns: Fraction) -> flint.arb:
@@ -215,25 +198,18 @@ def cosine(turns: Fraction) -> flint.arb:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 31, 100])
 @pytest.mark.parametrize(("centre", "side"), [(1, 1), (2, -1), (0, 1)])
-def test_zero_padded_tridiagonal_toeplitz_norms_are_known(n, centre, side):
+def test_norm_bound_is_above_known_norms_of_tridiagonal_toeplitz_matrices(n, centre, side):
     """[b, a, b] on n pixels has the eigenvalues a + 2b·cos(πj/(n + 1)), 1 ≤ j ≤ n."""
     eigenvalues = [abs(centre + 2 * side * cosine(Fraction(j, 2 * (n + 1)))) for j in range(1, n + 1)]
     geometry = Geometry((1, n), (1, 3), (0, 1), (0, 1))
     bound = flint.arb(norm_bound(geometry.conv(kernel([side, centre, side]))))
     assert all(bound >= value for value in eigenvalues if not value.contains(0))
-    # Nor is it looser than the torus of the whole circle.
+    # The greatest norm of the symbol on the whole circle
     assert bound <= (abs(centre) + 2 * abs(side)) * (1 + flint.arb("1e-9"))
 
 
-def test_a_circular_kernel_that_does_not_fit_is_not_bounded_by_its_torus():
-    geometry, pair = HARD["circular padding that does not fit the kernel"]
-    bound = norm_bound(geometry.conv(pair))
-    assert 2.3277 < bound < 2 * math.sqrt(2) * (1 + 1e-9)
-    assert not is_above_norm(Fraction(2), geometry.matrix(pair))
-
-
-def test_the_rounding_of_a_product_is_paid_for(monkeypatch):
-    """With μ = fl(WWᵀ) and no factor nothing is left above the norm but what the product may have lost."""
+def test_gram_bound_includes_the_rounding_of_the_product(monkeypatch):
+    """With μ = fl(WWᵀ) and a zero factor, only the allowance for the product's rounding is above the norm."""
     monkeypatch.setattr(gram, "band_shift", lambda d, below, guess=0.0: (float(d.max()), [torch.zeros_like(d[:, 0])]))
     lost = 0
     for seed in range(200):

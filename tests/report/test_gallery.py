@@ -1,4 +1,4 @@
-"""Images on the page: the pixels that were attacked, and cards for every case."""
+"""Images on the page: pixels, rounding, and cards for every case."""
 
 import io
 from dataclasses import replace
@@ -12,20 +12,20 @@ from tests.report.conftest import change_examples, change_rows, rows
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (5, 7), (1, 1), (32, 32, 3)])
-def test_png(shape):
+def test_png_keeps_every_pixel(shape):
     image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
     pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     assert np.array_equal(np.asarray(image.open(io.BytesIO(png(pixels)))), pixels)
 
 
-def test_pixels_are_shown_as_they_are():
+def test_as_bytes_keeps_every_pixel():
     pixels = np.arange(48, dtype=np.uint8).reshape(3, 4, 4)
-    assert np.array_equal(as_bytes(pixels), pixels.transpose(1, 2, 0))
-    assert np.array_equal(as_bytes(pixels / 255), pixels.transpose(1, 2, 0))
+    for image in (pixels, pixels / 255):
+        assert np.array_equal(as_bytes(image), pixels.transpose(1, 2, 0))
     assert as_bytes(pixels[:2]).shape == (4, 4)
 
 
-def test_a_difference_is_around_grey():
+def test_difference_is_scaled_around_grey():
     before = np.full((1, 2, 2), 0.5)
     after = before.copy()
     after[0, 0, 0] += 0.01
@@ -35,7 +35,7 @@ def test_a_difference_is_around_grey():
     assert difference(before, before)[1] == 1
 
 
-def test_a_radius_is_not_shown_larger_than_it_is(run):
+def test_radii_are_rounded_down_and_distances_up(run):
     change_rows(run, radius=np.full(60, 0.29996))
     change_examples(run, nearest_distance=np.full(6, 0.29998), inside_distance=np.full(6, 0.29995))
     text = gallery(read(run, "tiny"))
@@ -50,18 +50,12 @@ def test_cards(run):
     assert text.count('class="card"') == text.count("the nearest adversarial image found") == 6
     assert "still" in text
     assert "turned into" not in text
-    # The classes of a folder of images are in no package: a run keeps their names.
-    names = tuple(f"<{letter}>" for letter in "abcdefghij")
+    names = tuple(f"<{letter}>" for letter in "abcdefghij")  # of the classes, as stored with the run
     assert ": <b>&lt;" in gallery(replace(found, record=replace(found.record, class_names=names)))
     with np.load(run / "attack.npz") as columns:
-        index = columns["index"]
-    change_examples(run, inside_label=(rows(run)["label"][index] + 1) % 10)
-    text = gallery(read(run, "tiny"))
-    assert "turned into" in text
-    assert 'class="panel bad"' in text  # a contradiction
-
-
-def test_cards_of_other_cases(run):
+        label = rows(run)["label"][columns["index"]]
+    change_examples(run, inside_label=(label + 1) % 10)  # contradicts the certificate
+    assert gallery(read(run, "tiny")).count('class="panel bad"') == 6
     change_examples(run, found=np.zeros(6, dtype=bool))
     assert gallery(read(run, "tiny")).count("no image with another label was found") == 6
     change_rows(run, radius=rows(run)["radius"] * 0)

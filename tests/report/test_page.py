@@ -1,4 +1,4 @@
-"""The page as a file: self-contained, the same for the same runs, and deaf to what a stranger's run says."""
+"""The page as a file: self-contained, reproducible, and safe with the run of a stranger."""
 
 import base64
 import hashlib
@@ -29,7 +29,6 @@ class Elements(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.found.append((tag, dict(attrs)))
-
         self.inside = tag
 
     def handle_endtag(self, tag):
@@ -44,7 +43,7 @@ def render(*runs):
     return page(list(runs), summarise(list(runs)))
 
 
-def test_it_asks_for_nothing_and_is_the_same_each_time(original):
+def test_the_page_requests_nothing_and_is_reproducible(original):
     text = render(read(original, "tiny"))
     assert text == render(read(original, "tiny"))
     elements = Elements(text)
@@ -58,6 +57,9 @@ def test_it_asks_for_nothing_and_is_the_same_each_time(original):
     assert "@import" not in text
     assert "url(" not in text
     assert set(re.findall(r"https?://[^\s\"']+", text)) == {"http://www.w3.org/2000/svg"}  # a name, never fetched
+
+
+def test_embed_is_safe_in_a_script_element():
     embedded = embed({"a": "</script><!--&\u2028é"})
     assert not set("<>&\u2028é") & set(embedded)
     assert json.loads(embedded) == {"a": "</script><!--&\u2028é"}
@@ -65,7 +67,7 @@ def test_it_asks_for_nothing_and_is_the_same_each_time(original):
         embed(float("nan"))
 
 
-def test_only_our_script_and_style_may_run(original):
+def test_the_policy_allows_only_our_script_and_style(original):
     text = render(read(original, "tiny"))
     elements = Elements(text)
     policy = next(a["content"] for tag, a in elements.found if a.get("http-equiv") == "Content-Security-Policy")
@@ -76,21 +78,18 @@ def test_only_our_script_and_style_may_run(original):
         assert f"{name}-src 'sha256-{hashed}'" in policy
 
 
-def test_a_strangers_strings_are_text(run):
-    """The name, the model, the data, the ledger, and the folder: none of them adds an element or an attribute."""
+def test_strings_of_a_run_add_no_element_and_no_attribute(run):
     primitives = json.loads((run / "certificate.json").read_text())["primitives"]
     plain = Elements(render(read(run, "tiny"), read(run, "other")))
     change_claims(run, primitives=[{**p, "kind": EVIL, "shape": EVIL, "how": EVIL} for p in primitives])
-    said = json.loads((run / "run.json").read_text())["run"]
-    change_json(run / "run.json", run={**said, "model": EVIL, "data": EVIL})
+    record = json.loads((run / "run.json").read_text())["run"]
+    change_json(run / "run.json", run={**record, "model": EVIL, "data": EVIL})
     change_json(run / "attack.json", certificate=json.loads((run / "certificate.json").read_text())["digest"])
     runs = [replace(read(run, name), folder=run / "<b>" / EVIL) for name in (EVIL, EVIL * 2)]
-    text = render(*runs)
-    elements = Elements(text)
+    elements = Elements(render(*runs))
     assert [tag for tag, _ in elements.found] == [tag for tag, _ in plain.found]
     assert [sorted(a) for _, a in elements.found] == [sorted(a) for _, a in plain.found]
     assert elements.inline["script"][-1] == plain.inline["script"][-1]
-    assert "<script>alert" not in text
     assert json.loads(elements.inline["script"][0])["runs"][0]["name"] == EVIL
 
 
@@ -105,16 +104,15 @@ def test_runs_in_any_state(run):
     begun = read(run, "begun")
     text = render(whole, certified, trained, begun)
     assert text.count("nothing certified yet") == 2
-    for said in ("no certificate yet: lipflow certify", "training has not ended", "not attacked yet: lipflow attack"):
-        assert said in text
+    for missing in ("no certificate yet: lipflow", "training has not ended", "not attacked yet: lipflow"):
+        assert missing in text
     assert "Consistent as far as compared." in text
-    named = "certified (not attacked); trained (no certificate); begun (no certificate)"
-    assert f"Not compared: {named}." in text
-    assert '<p class="verdict warn"><span><b>Nothing was compared</b>: certified (not attacked).' in render(certified)
+    assert "certified (not attacked); trained (no certificate); begun (no certificate)" in text
+    assert "<b>Nothing was compared</b>: certified (not attacked)." in render(certified)
     alone = render(whole)
-    assert '<p class="verdict"><span><b>Consistent.</b>' in alone
+    assert "<b>Consistent.</b>" in alone
     assert "Not compared" not in alone
     alone = render(begun)
     for section in ("curves", "radii", "training", "gallery", "ledger"):
-        assert f'<section id="{section}"' not in alone
+        assert f'id="{section}"' not in alone
         assert f'href="#{section}"' not in alone

@@ -1,4 +1,4 @@
-"""What the charts draw: exact radii, bins that hold every image, and values that JSON has."""
+"""The data of the charts: exact radii, and a bin for every image."""
 
 import base64
 import json
@@ -13,16 +13,16 @@ from lipflow.report.series import BINS, epsilon_reach, histogram, payload, smoot
 from lipflow.report.table import summarise
 
 
-def test_radii_arrive_as_they_are(original):
+def test_payload_has_the_radii_exactly(original):
     run = read(original, "tiny")
     assert run.certificate is not None
-    values = json.loads(embed(payload([run], summarise([run]))))
-    sent = np.frombuffer(base64.b64decode(values["runs"][0]["radii"]), dtype="<f8")
+    [values] = json.loads(embed(payload([run], summarise([run]))))["runs"]
+    sent = np.frombuffer(base64.b64decode(values["radii"]), dtype="<f8")
     assert np.array_equal(sent, np.sort(run.certificate.radius[run.certificate.right]))
-    assert [point[0] for point in values["runs"][0]["attacked"]] == ["0", "0.1", "0.25", "0.5"]
+    assert [point[0] for point in values["attacked"]] == ["0", "0.1", "0.25", "0.5"]
 
 
-def test_every_image_is_in_a_bin_of_an_axis_with_an_end(original):
+def test_every_image_is_in_a_bin_of_a_finite_axis(original):
     run = read(original, "tiny")
     held = run.certificate
     assert held is not None
@@ -38,10 +38,9 @@ def test_every_image_is_in_a_bin_of_an_axis_with_an_end(original):
         assert 1 <= epsilon_reach([replace(run, certificate=None)], epsilons) <= 1.1e6
 
 
-def test_losses_that_are_no_numbers_are_left_out():
+def test_smooth_averages_finite_losses():
     assert smooth([(1, math.nan), (2, 4.0), (3, math.inf), (4, 2.0)]) == [(2, 4.0), (4, 2.0)]
     assert smooth([]) == []
     means = smooth([(i, float(i)) for i in range(1000)])
-    assert len(means) == 60
-    assert means[-1][0] == 999
+    assert (len(means), means[-1][0]) == (60, 999)
     assert thin(list(range(1000)), 10)[::9] == [0, 999]

@@ -1,12 +1,12 @@
-"""Forgeries: primitives and files whose parts do not fit, or that lie as far as a check lets them.
+"""Forgeries: primitives and files whose parts do not fit together, and scores that are as false as a check allows.
 
-Broadcasting is the danger: a tensor of k entries against one channel makes k copies of the image, and a map that is
-stated to be 1-Lipschitz stretches by √k. What a file says must be refused when it is read, and when it is checked.
+Broadcasting a tensor of k entries against one channel makes k copies of the image, so a map that is claimed to be
+1-Lipschitz stretches by √k. `Frozen.load` and the checker must both refuse such files.
 """
 
-import json
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 import lipflow
@@ -38,8 +37,8 @@ from lipflow.primitives import (
     Scale,
     Sum,
 )
-from tests.soundness.forging import certificate, claims_of, forge, rejected, sign
-from tests.soundness.graphs import Step, chain, points, random_graph, wired
+from tests.soundness.forging import certificate, changed, forge, rejected
+from tests.soundness.graphs import Step, chain, points, wired
 
 COPIES = 16
 REFUSED = (ValueError, TypeError, RuntimeError)
@@ -54,7 +53,7 @@ def _matrix(weight: Tensor) -> Affine:
 
 
 def _joined(copies: int) -> Tensor:
-    """The mean of the copies of each of two pixels, times √copies: of norm 1."""
+    """The mean of the copies of each of two pixels, times √copies: its norm is 1."""
     weight = _zeros(2, 2 * copies)
     weight[0, 0::2] = weight[1, 1::2] = 1 / math.sqrt(copies)
     return weight
@@ -71,7 +70,7 @@ def _flat(entries: int) -> Gather:
 
 
 def _too_small() -> list[Step]:
-    """A second difference bounded at one pixel, where its norm is 2, and run at two, where it is 3."""
+    """A second difference with the norm of one pixel, 2, applied to two pixels, where its norm is 3."""
     kernel = torch.tensor([[[[-1.0, 2.0, -1.0]]]], dtype=torch.float64)
     return [(Affine(certify(ConvOperator(kernel, (1, 1), (0, 1))), None), (0,)), (_flat(2), (1,))]
 
@@ -80,36 +79,32 @@ def _one_by_one() -> ConvOperator:
     return ConvOperator(torch.ones(1, 1, 1, 1, dtype=torch.float64), (1, 2), 0)
 
 
-FORGERIES: dict[str, tuple[Callable[[], list[Step]], tuple[int, ...]]] = {
+def _then_joined(*steps: Step, copies: int) -> list[Step]:
+    last = len(steps)
+    return [*steps, (_flat(2 * copies), (last,)), (_matrix(_joined(copies)), (last + 1,))]
+
+
+FORGERIES: dict[str, tuple[Callable[..., list[Step]], tuple[int, ...]]] = {
     "a factor for each of many channels": (
-        lambda: [(Scale(1 + _zeros(COPIES)), (0,)), (_flat(2 * COPIES), (1,)), (_matrix(_joined(COPIES)), (2,))],
+        lambda k=COPIES: _then_joined((Scale(1 + _zeros(k)), (0,)), copies=k),
         (1, 1, 2),
     ),
     "a constant of many channels": (
-        lambda: [
-            (Constant(_zeros(COPIES, 1, 2)), ()),
-            (Sum([1.0, 1.0]), (0, 1)),
-            (_flat(2 * COPIES), (2,)),
-            (_matrix(_joined(COPIES)), (3,)),
-        ],
+        lambda k=COPIES: _then_joined((Constant(_zeros(k, 1, 2)), ()), (Sum([1.0, 1.0]), (0, 1)), copies=k),
         (1, 1, 2),
     ),
     "a bias for each of many channels": (
-        lambda: [
-            (Affine(certify(_one_by_one()), _zeros(COPIES)), (0,)),
-            (_flat(2 * COPIES), (1,)),
-            (_matrix(_joined(COPIES)), (2,)),
-        ],
+        lambda k=COPIES: _then_joined((Affine(certify(_one_by_one()), _zeros(k)), (0,)), copies=k),
         (1, 1, 2),
     ),
     "an angle for each of many pairs": (
-        lambda: [(Householder(_zeros(COPIES), 1 + _zeros(COPIES)), (0,)), (_matrix(_split(COPIES)), (1,))],
+        lambda k=COPIES: [(Householder(_zeros(k), 1 + _zeros(k)), (0,)), (_matrix(_split(k)), (1,))],
         (2,),
     ),
     "a norm at another size": (_too_small, (1, 1, 2)),
-    "a gather of more than there is": (lambda: [(Gather(torch.tensor([0, 3]), [4]), (0,))], (2,)),
+    "a gather of more entries than there are": (lambda: [(Gather(torch.tensor([0, 3]), [4]), (0,))], (2,)),
     "a gather of other inputs": (lambda: [(Gather(torch.tensor([0, 2]), [1, 2]), (0, 0))], (2,)),
-    "a factor too many": (lambda: [(Scale(1 + _zeros(3)), (0,))], (2,)),
+    "one factor too many": (lambda: [(Scale(1 + _zeros(3)), (0,))], (2,)),
     "factors of many channels alone": (lambda: [(Scale(1 + _zeros(COPIES)), (0,))], (1, 1, 2)),
     "a constant of fewer entries": (lambda: [(Constant(_zeros(1)), ()), (Sum([1.0, 1.0]), (0, 1))], (2,)),
     "angles of too many pairs": (lambda: [(Householder(_zeros(2), 1 + _zeros(2)), (0,))], (2,)),
@@ -118,10 +113,10 @@ FORGERIES: dict[str, tuple[Callable[[], list[Step]], tuple[int, ...]]] = {
     "an average past the image": (lambda: [(AvgPool((2, 2), 4.0), (0,))], (1, 1, 2)),
     "fewer inputs than coefficients": (lambda: [(Sum([1.0, 1.0]), (0,))], (2,)),
     "more inputs than coefficients": (lambda: [(Sum([1.0]), (0, 0))], (2,)),
-    "two inputs of one": (lambda: [(Pointwise("relu"), (0, 0))], (2,)),
-    "a constant of something": (lambda: [(Constant(_zeros(2)), (0,))], (2,)),
+    "two inputs for a function of one": (lambda: [(Pointwise("relu"), (0, 0))], (2,)),
+    "a constant with an input": (lambda: [(Constant(_zeros(2)), (0,))], (2,)),
     "a window past the image": (lambda: [(MaxPool((2, 2), (1, 1), (0, 0), (1, 1)), (0,)), (_flat(1), (1,))], (1, 1, 2)),
-    "a window of nothing but padding": (
+    "a window of padding alone": (
         lambda: [(MaxPool((1, 2), (1, 1), (0, 1), (1, 4)), (0,)), (_flat(1), (1,))],
         (1, 1, 3),
     ),
@@ -129,19 +124,19 @@ FORGERIES: dict[str, tuple[Callable[[], list[Step]], tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", FORGERIES)
-def test_primitives_that_do_not_fit_are_refused(name):
+def test_primitives_that_do_not_fit_their_inputs_are_refused(name):
     make, shape = FORGERIES[name]
     with pytest.raises(REFUSED):
         wired(shape, *make())
 
 
-# The classes refuse the first of these themselves, and the second one shows in its values.
-NOT_BY_SHAPE = ("a bias for each of many channels", "a window of nothing but padding")
+# The first cannot be constructed, and the second has a value that is not finite.
+NOT_BY_SHAPE = ("a bias for each of many channels", "a window of padding alone")
 
 
 @pytest.mark.parametrize("name", [name for name in FORGERIES if name not in NOT_BY_SHAPE])
 def test_the_checker_refuses_shapes_that_do_not_fit(name):
-    """Before anything is run: what would be caught later on is refused where it is said."""
+    """When it reads the network, before any value is computed."""
     make, shape = FORGERIES[name]
     vertices = [Vertex(Input(shape), (), shape, "")]
     for p, places in make():
@@ -173,13 +168,13 @@ PRIMITIVES: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("name", PRIMITIVES)
-def test_primitives_that_are_none_are_refused(name):
+def test_invalid_primitives_are_refused(name):
     with pytest.raises(REFUSED):
         PRIMITIVES[name]()
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e300, 2.0**-1030])
-def test_numbers_that_cannot_be_computed_with_are_refused(bad):
+def test_numbers_out_of_range_are_refused(bad):
     t = torch.tensor([1.0, bad], dtype=torch.float64)
     for steps in (
         [(Scale(t), (0,))],
@@ -198,90 +193,36 @@ def test_freeze_refuses_what_the_live_network_refuses():
         lipflow.freeze(live, in_shape=(2,))
 
 
-# The same, written by hand for the checker: no class of ours stands between a forger and the file
+# The same in files: one tensor of a true certificate is enlarged
 
 
-def _by_hand(name: str, copies: int) -> tuple[list[dict], list[list[int]], dict[str, np.ndarray], list[int]]:
-    """(primitives, vertices, tensors, shape of the input) of a network of two pixels."""
-
-    def affine(weight: str, kind: str = "matrix", geometry: dict | None = None, bias: str | None = None) -> dict:
-        return dict(kind="affine", op=dict(kind=kind, geometry=geometry or {}, adjoint=False, weight=weight), bias=bias)
-
-    geometry = dict(
-        in_size=[1, 2], padding=[[0, 0], [0, 0]], padding_mode="zeros", stride=[1, 1], dilation=[1, 1], groups=1
-    )
-    tensors = dict(
-        joined=_joined(copies).numpy(),
-        split=_split(copies).numpy(),
-        zeros=np.zeros(copies),
-        ones=np.ones(copies),
-        many=np.zeros((copies, 1, 2)),
-        kernel=np.ones((1, 1, 1, 1)),
-        order=np.arange(2 * copies, dtype=np.int32),
-    )
-    image, flat = dict(kind="input", shape=[1, 1, 2]), dict(kind="gather", index="order", sizes=[2 * copies])
-    last, constant = affine("joined"), dict(kind="constant", value="many")
-    in_a_row = [[0], [1, 0], [2, 1], [3, 2]]
-    if name == "a factor for each of many channels":
-        return [image, dict(kind="scale", factor="ones"), flat, last], in_a_row, tensors, [1, 1, 2]
-    if name == "a bias for each of many channels":
-        return [image, affine("kernel", "convolution", geometry, "zeros"), flat, last], in_a_row, tensors, [1, 1, 2]
-    if name == "a constant of many channels":
-        added = dict(kind="sum", coefficients=[1.0, 1.0])
-        return [image, constant, added, flat, last], [[0], [1], [2, 0, 1], [3, 2], [4, 3]], tensors, [1, 1, 2]
-    first = dict(kind="householder", sine="zeros", cosine="ones")
-    return [dict(kind="input", shape=[2]), first, affine("split")], in_a_row[:3], tensors, [2]
+COPIED = dict(zip(list(FORGERIES)[:4], [("factor",), ("value",), ("bias",), ("sine", "cosine")], strict=True))
 
 
-def _write_by_hand(folder: Path, name: str, copies: int) -> None:
-    """A certificate that states constants in plenty, and a radius as if nothing were copied."""
-    primitives, vertices, tensors, shape = _by_hand(name, copies)
-    described = dict(schema=2, domain=[0, 1], primitives=primitives, vertices=vertices, names=[""] * len(vertices))
-    save_file(tensors, folder / certificate_file.WEIGHTS, {"lipflow": json.dumps(dict(described, note=""))})
-    logits = math.sqrt(copies) * np.array([[0.6, 0.4]])
-    radius = (logits[:, 0] - logits[:, 1]) / math.sqrt(2) * 0.999
-    x = np.array([0.6, 0.4]).reshape(1, *shape)
-    label, paper = np.array([0]), (logits[:, 0] - logits[:, 1]) / 1.5
-    columns = dict(images=x, truth=label, logits=logits, label=label, radius=np.minimum(radius, paper))
-    np.savez(folder / certificate_file.ROWS, paper_radius=paper, **columns)
-    stated = dict(lipschitz=2.001, rounding=1e-9, reach=100.0)
-    proof = dict(norm=1 + 1e-6, torus=[[1, 0], [1, 0]])
-    claims = dict(
-        schema=2,
-        dtype="float64",
-        domain=[0, 1],
-        norm="L2 on the values handed to the network",
-        in_shape=shape,
-        classes=2,
-        images=1,
-        lipschitz=1.001,
-        rounding=1e-9,
-        pair_bounds=[[0.0, 1.5], [1.5, 0.0]],
-        primitives=[dict(kind=p["kind"], **(proof if "op" in p else {})) for p in primitives],
-        vertices=[stated] * len(vertices),
-    )
-    sign(folder, claims)
+@pytest.mark.parametrize("name", COPIED)
+def test_the_checker_and_load_refuse_copies(name, tmp_path):
+    make, shape = FORGERIES[name]
+    frozen = wired(shape, *make(1))
+    certificate(tmp_path, frozen, points(frozen, 2))
+    assert not rejected(tmp_path)
 
+    def enlarge(description: dict, tensors: dict, claims: dict) -> None:
+        for p in description["primitives"]:
+            for field in set(COPIED[name]) & {key for key, value in p.items() if value is not None}:
+                tensors[p[field]] = np.repeat(tensors[p[field]], COPIES, 0)
 
-BY_HAND = list(FORGERIES)[:4]
-
-
-@pytest.mark.parametrize("name", BY_HAND)
-def test_the_checker_and_loading_refuse_copies(name, tmp_path):
-    _write_by_hand(tmp_path, name, 1)  # all is right but for the copies
-    assert "1 radii follow from their scores" in check.check(tmp_path, full=True)
-    assert lipflow.Frozen.load(tmp_path / certificate_file.WEIGHTS).lipschitz < 1.001
-    _write_by_hand(tmp_path, name, COPIES)
-    assert rejected(tmp_path)
+    forge(tmp_path, frozen, enlarge)
+    assert re.search("inputs of these shapes|bias does not fit", rejected(tmp_path))
     with pytest.raises(REFUSED):
         lipflow.Frozen.load(tmp_path / certificate_file.WEIGHTS)
 
 
-# Files in which one thing was changed; digests fit
+# Files in which one thing is changed, with matching digests
 
 
-def _honest() -> lipflow.Frozen:
-    """Every vertex has its place: 0 input, 1 gather, 2 affine, 3 relu, 4 sum, 5 constant, 6 sum, 7 scale, 8 affine."""
+@pytest.fixture(scope="module")
+def honest() -> lipflow.Frozen:
+    """Vertices: 0 input, 1 gather, 2 affine, 3 relu, 4 sum, 5 constant, 6 sum, 7 scale, 8 affine."""
     torch.manual_seed(0)
     w, last = torch.randn(3, 3, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
     bias = Constant(torch.tensor([0.25, -0.5, 0.75], dtype=torch.float64))
@@ -298,20 +239,10 @@ def _honest() -> lipflow.Frozen:
     )
 
 
-def _put(*path: Any) -> Callable[[Any], None]:
-    """Put the last of these where the others lead."""
-    *way, key, value = path
-
-    def change(inner: Any) -> None:
-        for step in way:
-            inner = inner[step]
-        inner[key] = value
-
-    return change
-
-
 def _of_description(*path: Any) -> Callable:
-    return lambda description, tensors, claims: _put(*path)(description)
+    """Put the last argument at the path of the others."""
+    *way, value = path
+    return lambda description, tensors, claims: description.update(changed(description, way, lambda _: value))
 
 
 def _of_tensor(place: int, field: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable:
@@ -326,7 +257,7 @@ def _of_tensor(place: int, field: str, change: Callable[[np.ndarray], np.ndarray
 
 
 def _swapped(a: int, b: int) -> Callable:
-    """Two kinds, as the file and the claims say them."""
+    """Swap the kinds of two primitives, in the file and in the claims."""
 
     def forgery(description: dict, tensors: dict, claims: dict) -> None:
         for listed in (description["primitives"], claims["primitives"]):
@@ -336,7 +267,7 @@ def _swapped(a: int, b: int) -> Callable:
 
 
 def _exchanged(a: int, b: int) -> Callable:
-    """Two vertices, the claims on them too."""
+    """Swap two vertices, in the file and in the claims."""
 
     def forgery(description: dict, tensors: dict, claims: dict) -> None:
         for listed in (description["vertices"], claims["vertices"]):
@@ -346,10 +277,7 @@ def _exchanged(a: int, b: int) -> Callable:
 
 
 def _domain(domain: list) -> Callable:
-    def forgery(description: dict, tensors: dict, claims: dict) -> None:
-        description["domain"] = claims["domain"] = domain
-
-    return forgery
+    return lambda description, tensors, claims: (description.update(domain=domain), claims.update(domain=domain))
 
 
 def _filled(value: float) -> Callable[[np.ndarray], np.ndarray]:
@@ -364,13 +292,13 @@ CHANGED: dict[str, Callable] = {
     "an index of another shape": _of_tensor(1, "index", lambda t: t.reshape(3, 1)),
     "sizes that lie": _of_description("primitives", 1, "sizes", [5]),
     "sizes of two inputs": _of_description("primitives", 1, "sizes", [2, 2]),
-    "sizes that are none": _of_description("primitives", 1, "sizes", []),
-    "sizes that are no integers": _of_description("primitives", 1, "sizes", [4.0]),
+    "no sizes": _of_description("primitives", 1, "sizes", []),
+    "sizes of floats": _of_description("primitives", 1, "sizes", [4.0]),
     "an input that does not exist": _of_description("vertices", 2, [2, 99]),
     "an input that comes later": _of_description("vertices", 2, [2, 3]),
     "an input that is itself": _of_description("vertices", 2, [2, 2]),
     "an input from the end": _of_description("vertices", 2, [2, -1]),
-    "an input that is no integer": _of_description("vertices", 2, [2, 1.5]),
+    "an input that is not an integer": _of_description("vertices", 2, [2, 1.5]),
     "an input too many": _of_description("vertices", 2, [2, 1, 1]),
     "no input": _of_description("vertices", 2, [2]),
     "a primitive that does not exist": _of_description("vertices", 3, [99, 2]),
@@ -396,7 +324,7 @@ CHANGED: dict[str, Callable] = {
     "a coefficient of nan": _of_description("primitives", 4, "coefficients", [math.nan, 0.3]),
     "a coefficient of inf": _of_description("primitives", 4, "coefficients", [math.inf, 0.3]),
     "a subnormal coefficient": _of_description("primitives", 4, "coefficients", [0.5, 2.0**-1030]),
-    "a coefficient of words": _of_description("primitives", 4, "coefficients", ["much", 0.3]),
+    "a coefficient that is a string": _of_description("primitives", 4, "coefficients", ["much", 0.3]),
     "a coefficient too few": _of_description("primitives", 4, "coefficients", [0.5]),
     "a coefficient too many": _of_description("primitives", 4, "coefficients", [0.5, 0.3, 0.0]),
     "a weight of nan": _of_tensor(2, "weight", _filled(math.nan)),
@@ -411,11 +339,11 @@ CHANGED: dict[str, Callable] = {
     "a factor of another shape": _of_tensor(7, "factor", lambda t: t[:2].copy()),
     "a constant of another shape": _of_tensor(5, "value", lambda t: t[:1].copy()),
     "a domain of one point": _domain([1, 1]),
-    "a domain turned round": _domain([1, 0]),
-    "a domain without an end": _domain([0, math.inf]),
-    "a domain of three": _domain([0, 1, 2]),
+    "a reversed domain": _domain([1, 0]),
+    "an infinite domain": _domain([0, math.inf]),
+    "a domain of three numbers": _domain([0, 1, 2]),
 }
-# What is no lie about the network, and a lie about its certificate.
+# These are valid networks, but not those of the certificate.
 OTHERWISE: dict[str, Callable] = {
     "larger weights": _of_tensor(2, "weight", lambda t: t * 1.01),
     "smaller weights": _of_tensor(2, "weight", lambda t: t * 0.99),
@@ -432,37 +360,29 @@ OTHERWISE: dict[str, Callable] = {
     "a smaller domain in the file": _of_description("domain", [0.25, 0.75]),
     "a larger domain": _domain([-1.0, 2.0]),
     "a domain without the images": _domain([0.0, 0.001]),
-    "a domain of words": _domain(["0", "1"]),
-    "the last vertex left out": lambda description, tensors, claims: description["vertices"].pop(),
-    "the last vertex left out of both": lambda description, tensors, claims: (
-        description["vertices"].pop(),
-        claims["vertices"].pop(),
-    ),
-    "a vertex that is not claimed": lambda description, tensors, claims: description["vertices"].insert(1, [3, 0]),
+    "a domain of strings": _domain(["0", "1"]),
+    "the last vertex left out": lambda d, tensors, claims: d["vertices"].pop(),
+    "the last vertex left out of both": lambda d, tensors, claims: (d["vertices"].pop(), claims["vertices"].pop()),
+    "a vertex that is not claimed": lambda d, tensors, claims: d["vertices"].insert(1, [3, 0]),
     "a primitive that is not claimed": lambda d, tensors, claims: d["primitives"].append(dict(d["primitives"][3])),
 }
 
 
-@pytest.fixture(scope="module")
-def honest() -> lipflow.Frozen:
-    return _honest()
-
-
 @pytest.fixture
 def forged(honest, tmp_path) -> Path:
-    """The honest certificate, to be changed."""
+    """The folder of a true certificate, to be changed."""
     certificate(tmp_path, honest, points(honest, 6))
     return tmp_path
 
 
-def test_what_is_written_again_is_as_honest_as_before(honest, forged):
+def test_a_certificate_that_is_written_again_is_accepted(honest, forged):
     forge(forged, honest, lambda description, tensors, claims: None)
     assert not rejected(forged)
     assert lipflow.Frozen.load(forged / certificate_file.WEIGHTS).digest == honest.digest
 
 
 @pytest.mark.parametrize("name", CHANGED)
-def test_a_file_that_is_changed_is_rejected_and_not_loaded(name, honest, forged):
+def test_invalid_files_are_rejected_and_not_loaded(name, honest, forged):
     forge(forged, honest, CHANGED[name])
     assert rejected(forged)
     with pytest.raises(REFUSED):
@@ -470,55 +390,17 @@ def test_a_file_that_is_changed_is_rejected_and_not_loaded(name, honest, forged)
 
 
 @pytest.mark.parametrize("name", OTHERWISE)
-def test_the_certificate_of_another_network_is_rejected(name, honest, forged):
+def test_certificates_of_another_network_are_rejected(name, honest, forged):
     forge(forged, honest, OTHERWISE[name])
     assert rejected(forged)
 
 
-# Numbers of a ledger that are lowered
+# Scores that are as false as the checker allows
 
 
-def _numbers(claims: dict) -> Iterator[tuple[tuple, float]]:
-    """Every number that is claimed of a network, and a factor that makes it a lie."""
-    yield ("lipschitz",), 1 - 1e-6
-    yield ("rounding",), 1 - 1e-6
-    classes = range(claims["classes"])
-    yield from ((("pair_bounds", i, j), 1 - 1e-6) for i in classes for j in classes if i != j)
-    yield from ((("primitives", i, "norm"), 1 - 1e-5) for i, p in enumerate(claims["primitives"]) if "norm" in p)
-    for i in range(len(claims["vertices"])):
-        yield ("vertices", i, "lipschitz"), 1 - 1e-6
-        yield ("vertices", i, "rounding"), 1 - 1e-6
-        yield ("vertices", i, "reach"), 0.49  # it allows for 4E, of which a checker needs 2E
-
-
-@pytest.mark.parametrize("seed", range(16))
-def test_no_number_of_a_random_graph_can_be_lowered(seed, tmp_path):
-    frozen = random_graph(seed)
-    certificate(tmp_path, frozen, points(frozen, 3))
-    assert not rejected(tmp_path)
-    tried = 0
-    for path, factor in _numbers(claims_of(tmp_path)):
-        claims = claims_of(tmp_path)
-        inner = claims
-        for key in path[:-1]:
-            inner = inner[key]
-        if inner[path[-1]] > 2.0**-1000:
-            honest = inner[path[-1]]
-            inner[path[-1]] = honest * factor
-            sign(tmp_path, claims)
-            assert rejected(tmp_path), path
-            inner[path[-1]] = honest
-            sign(tmp_path, claims)
-            tried += 1
-    assert tried > 20
-
-
-# Scores that lie by as much as the checker allows
-
-
-def test_scores_that_lie_gain_nothing(tmp_path):
-    """Stored scores may differ from the checker's by 2E. A forger who moves the best score up by √2·E and the next one
-    down by as much gets back 2√2·E of the slack; what is left must still pay for the rounding at both points."""
+def test_radii_of_forged_scores_within_the_tolerance_are_sound(tmp_path):
+    """Stored scores may differ from the checker's by 2E. Moving the best score up and the next one down by √2·E each
+    gains 2√2·E of the slack; the rest must still cover the rounding errors at both points."""
     torch.manual_seed(0)
     layer = nn.Linear(3, 3).double()
     layer.weight = nn.Parameter(torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64)).Q)
@@ -526,7 +408,7 @@ def test_scores_that_lie_gain_nothing(tmp_path):
     x = torch.rand(1, 3, dtype=torch.float64)
     honest = lipflow.certify(frozen, x).logits[0]
     best, next_ = honest.topk(2).indices.tolist()
-    logits, shift = honest.clone(), math.sqrt(2) * frozen.rounding * 0.9  # the rest is for the checker's own rounding
+    logits, shift = honest.clone(), math.sqrt(2) * frozen.rounding * 0.9  # 0.9 as the checker rounds, too
     logits[best] += shift
     logits[next_] -= shift
     forged = lipflow.certificate.from_logits(logits[None], frozen.pair_bounds, frozen.rounding)
@@ -539,18 +421,14 @@ def test_scores_that_lie_gain_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-100, 1e-154, 1e-165, 1e-200, 1e-300, 1e150, 1e250])
-@pytest.mark.parametrize("lie", [2.01, 1.8])  # of our E; where all is underflow, the checker's is a little less
-def test_scores_are_compared_at_any_size(scale, lie, tmp_path):
-    """Within 2E, as two honest programs may be apart, and no further, where squares underflow and where they overflow.
-    With weights of 1e-200, any score of 1e-165 once passed, and with it a wrong label and a radius of 1e30."""
+@pytest.mark.parametrize("lie", [2.01, 1.8])  # in units of E; the checker's E is a little less where values underflow
+def test_scores_of_any_size_are_compared_within_2E(scale, lie, tmp_path):
+    """Also where squares underflow or overflow. With weights of 1e-200, any score of 1e-165 was once accepted."""
     frozen = chain((3,), _matrix(scale * torch.eye(3, dtype=torch.float64)))
     x = torch.tensor([[0.2, 0.9, 0.0]], dtype=torch.float64)
     logits = lipflow.certify(frozen, x).logits.clone()
-    logits[0, 2] = lie * frozen.rounding  # of 0, so that nothing rounds
+    logits[0, 2] = lie * frozen.rounding  # the true score is 0
     forged = lipflow.certificate.from_logits(logits, frozen.pair_bounds, frozen.rounding)
     certificate_file.save(tmp_path, frozen, forged, x, forged.label)
-    if lie < 2:
-        check.check(tmp_path, full=True)
-        return
-    with pytest.raises(check.Rejected, match="not those of this network"):
-        check.check(tmp_path, full=True)
+    assert ("not those of this network" in rejected(tmp_path)) == (lie > 2)
+    assert bool(rejected(tmp_path)) == (lie > 2)

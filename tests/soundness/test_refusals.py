@@ -77,9 +77,8 @@ def test_pixels_outside_of_the_domain(domain, bad):
     lipflow.certify(network, x)
     for value in (bad, *((math.nextafter(1.0, 2), -5e-324) if domain == (0.0, 1.0) else ())):
         x[1, 0, 3, 3] = value
-        for call in (lambda: lipflow.certify(network, x), lambda: network.predict(x)):
-            with pytest.raises(ValueError, match=r"pixels in \[0, 1\]|pixels in \[-1, 3\]"):
-                call()
+        with pytest.raises(ValueError, match=r"pixels in \[0, 1\]|pixels in \[-1, 3\]"):
+            lipflow.certify(network, x)
 
 
 @pytest.mark.parametrize(

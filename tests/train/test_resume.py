@@ -12,16 +12,12 @@ from lipflow.train import train
 from lipflow.train.learner import Learner
 from lipflow.train.signals import Interrupted
 from tests.processes import TIMEOUT_SECONDS, lipflow, start
-from tests.train.tiny import ARGS, FLAGS, digest, log, tiny
+from tests.train.tiny import ARGS, FLAGS, before_call, digest, fail, log, tiny
 
 EPOCHS, STEPS = 12, 12 * 19
 
 
-def flags(folder, *more):
-    return ["train", "--out", str(folder), "--epochs", str(EPOCHS), "--batch-size", "64", *FLAGS, *more]
-
-
-def stopped(folder, number, count, words):
+def stopped(folder, number, count, *words):
     """The exit code and the output of a run that gets a signal once its log has `count` more lines.
 
     The run is paused a few steps later, so that it cannot end first.
@@ -44,33 +40,34 @@ def stopped(folder, number, count, words):
 
 
 def untimed(folder):
-    """Every line of the log in its order, but for the time it took."""
+    """The lines of the log without their times."""
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
 
 
 def assert_same(folder, whole):
-    assert digest(folder / "model.safetensors") == digest(whole / "model.safetensors")
-    assert digest(folder / "best.safetensors") == digest(whole / "best.safetensors")
+    for name in ("model.safetensors", "best.safetensors"):
+        assert digest(folder / name) == digest(whole / name)
     assert untimed(folder) == untimed(whole)
 
 
 def test_killed_processes(tmp_path):
     """SIGKILL before there is a checkpoint, during steps and during writing; SIGTERM; SIGINT; a damaged file."""
     whole, folder = tmp_path / "whole", tmp_path / "run"
-    lipflow(*flags(whole))
+    flags = ["--epochs", str(EPOCHS), "--batch-size", "64", *FLAGS]
+    lipflow("train", "--out", str(whole), *flags)
     assert [line["step"] for line in log(whole, "step")] == list(range(1, STEPS + 1))
 
     resume = ["train", "--out", str(folder), "--resume"]
-    stopped(folder, signal.SIGKILL, 1, flags(folder, "--save-every", "0.02s"))
-    stopped(folder, signal.SIGKILL, 40, resume)
-    code, output = stopped(folder, signal.SIGTERM, 20, [*resume, "--save-every", "1h"])
+    stopped(folder, signal.SIGKILL, 1, "train", "--out", str(folder), *flags, "--save-every", "0.02s")
+    stopped(folder, signal.SIGKILL, 40, *resume)
+    code, output = stopped(folder, signal.SIGTERM, 20, *resume, "--save-every", "1h")
     assert code == 143, output
     assert f"continue with `lipflow train --out {folder} --resume`" in output
     assert "Traceback" not in output
-    last = json.loads((folder / "log.jsonl").read_text().splitlines()[-1])["step"]
+    last = untimed(folder)[-1]["step"]
     assert (folder / "checkpoints" / f"step-{last:08d}.sha256").exists()  # saved because of the signal: none was due
-    code, output = stopped(folder, signal.SIGINT, 40, resume)
+    code, output = stopped(folder, signal.SIGINT, 40, *resume)
     assert code == 130, output
 
     latest = max(folder.glob("checkpoints/*.sha256")).with_suffix(".safetensors")
@@ -96,45 +93,27 @@ CASES = [
 
 
 @pytest.mark.parametrize(("model", "args", "optimiser"), CASES)
-def test_stopped_after_every_step(model, args, optimiser, tmp_path, monkeypatch):
+def test_a_crash_after_every_step(model, args, optimiser, tmp_path, monkeypatch):
     """A checkpoint each step, a crash after each step, at the ends of epochs and within."""
     recipe = dict(epochs=2, images=50, optimiser=optimiser, weight_decay=1e-3, loss="certificate", lln=False)
     whole = replace(tiny(tmp_path / "whole", **recipe), model=model, model_args=args)
     train(whole)
     run = replace(whole, out=tmp_path / "run", save_every="0s")
-    gradients = Learner.gradients
-    calls = []
-
-    def crash(self, batch, epoch):
-        if len(calls) == 1:
-            calls.clear()
-            raise Crash
-        calls.append(batch)
-        return gradients(self, batch, epoch)
-
-    monkeypatch.setattr(Learner, "gradients", crash)
     for crashes in range(5):
-        calls.clear()
-        with pytest.raises(Crash):
-            train(run, resume=crashes > 0)
-    calls.clear()
+        with monkeypatch.context() as patch:
+            before_call(patch, Learner, "gradients", 2, lambda: fail(Crash()))
+            with pytest.raises(Crash):
+                train(run, resume=crashes > 0)
     train(run, resume=True)
     assert_same(tmp_path / "run", tmp_path / "whole")
 
 
 def test_a_signal_during_the_last_validation_stops_the_run(tmp_path, monkeypatch):
-    usual = loop_module.estimate
-
-    def interrupted(*arguments):
-        signal.raise_signal(signal.SIGINT)
-        return usual(*arguments)
-
-    monkeypatch.setattr(loop_module, "estimate", interrupted)
+    before_call(monkeypatch, loop_module, "estimate", 1, lambda: signal.raise_signal(signal.SIGINT))
     run = tiny(tmp_path, epochs=1)
     with pytest.raises(Interrupted):
         train(run)
     assert not (tmp_path / "model.safetensors").exists()
-    monkeypatch.setattr(loop_module, "estimate", usual)
     train(run, resume=True)
     assert (tmp_path / "model.safetensors").exists()
     assert len(log(tmp_path, "step")) == 3

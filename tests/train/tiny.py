@@ -1,7 +1,9 @@
-"""Runs that take a second: a network of a few hundred parameters, on a few digits."""
+"""Runs that take a second: a network of a few hundred parameters, on a few digits; and how tests interrupt them."""
 
 import hashlib
+import itertools
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ FLAGS = ["--model-args", *(f"{name}={value}" for name, value in ARGS.items())]
 
 
 def tiny(out: Path, epochs: int = 2, images: int = 60, batch_size: int = 20, **recipe) -> Run:
-    """A run on `images` training images; the rest of the 1497 that are no test images are for validation."""
+    """A run on `images` training images; the other 1497 - `images` are for validation."""
     base = Run()
     changed = base.recipe.vary(epochs=epochs, batch_size=batch_size, **recipe)
     return replace(base, out=out, model_args=ARGS, validation_images=1497 - images, recipe=changed)
@@ -26,3 +28,19 @@ def digest(path: Path) -> str:
 def log(folder: Path, kind: str) -> list[dict]:
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     return [line for line in lines if line["kind"] == kind]
+
+
+def before_call(patch, owner, name: str, number: int, action: Callable[[], object]) -> None:
+    """Run `action` before call `number` of a function, counted from 1."""
+    usual, calls = getattr(owner, name), itertools.count(1)
+
+    def patched(*arguments, **options):
+        if next(calls) == number:
+            action()
+        return usual(*arguments, **options)
+
+    patch.setattr(owner, name, patched)
+
+
+def fail(error: BaseException) -> None:
+    raise error

@@ -1,12 +1,11 @@
-"""Attacks: L2-PGD as the paper's authors run it, and the nearest adversarial image that it leads to.
+"""Attacks: L2-PGD as the paper's authors run it, and a search for the nearest adversarial image.
 
-A model is any function of pixels in [0, 1] that torch can differentiate  # (batch, channels, height, width) to
-(batch, classes): a live network, or a Frozen one in float64.
+A model is any function from pixels in [0, 1], (batch, channels, height, width), to scores (batch, classes) that torch
+can differentiate: a live network, or a frozen one in float64.
 
-Note [exact balls]. Projection in floating point leaves an image outside of its ball by a few ulps, and a certificate
-may hold exactly up to there. So an image counts only if Σ(x' - x)² ≤ ε² holds for the numbers that the model is handed:
-the sum is bounded from above (Note [error model]) and compared as a rational; if it is too great, the image is pulled
-towards x by a hair and judged anew.
+Note [exact balls]. Projection in floating point can leave an image a few ulps outside of the ball, and a certificate
+may not hold there. An image counts only if Σ(x' - x)² ≤ ε² holds for the numbers that the model gets: an upper bound of
+the sum (Note [error model]) is compared as a rational. If it is too large, the image is moved a few ulps towards x.
 """
 
 import warnings
@@ -26,16 +25,16 @@ from lipflow.radius import parse_radius
 from lipflow.rounding import TINY, gamma, sqrt_up, up
 
 Model = Callable[[Tensor], Tensor]
-Radius = Fraction | float | str | Tensor  # one for all images, or a tensor with one an image  # (n,)
+Radius = Fraction | float | str | Tensor  # one for all images, or a tensor with one per image  # (n,)
 
-_ATTACK = 4  # the purpose of these random numbers: Note [counter-based randomness]
+_ATTACK = 4  # the key of these random numbers: Note [counter-based randomness]
 
 
 @dataclass(frozen=True)
 class PGD:
-    """How hard to try: `steps` steps of `stride`·ε, `restarts` times from a random start. By default as the authors do.
+    """`steps` steps of length `stride`·ε from each of `restarts` random starts. The defaults are the authors'.
 
-    Random numbers depend on (seed, restart, index of the image) alone. `batch` images are attacked at a time.
+    Random numbers depend on (seed, restart, index of the image) only. `batch` images are attacked at a time.
     """
 
     steps: int = 10
@@ -46,30 +45,30 @@ class PGD:
 
     def __post_init__(self) -> None:
         if self.steps < 0 or self.restarts < 1 or self.batch < 1 or not self.stride > 0:
-            raise ValueError(f"an attack takes steps ≥ 0, restarts and batch ≥ 1, and a stride above 0, not {self}")
+            raise ValueError(f"an attack takes steps ≥ 0, restarts ≥ 1, batch ≥ 1 and stride > 0, not {self}")
 
 
 @dataclass(frozen=True, eq=False)
 class Attacked:
-    """One row an image, one column an ε: the strongest image found in the ball, one with another label if there is one.
+    """The strongest image found in each ball: one row per image, one column per ε.
 
-    An image that the model gets wrong to begin with is its own adversarial image, at the distance 0.
+    A misclassified image is its own adversarial image, at distance 0.
     """
 
-    success: Tensor  # (n, k) bool
-    images: Tensor  # (n, k, channels, height, width), as the model was handed them
-    label: Tensor  # (n, k) int64, what the model says of them
-    distance: Tensor  # (n, k) float64, at least the true distance from the image attacked
+    success: Tensor  # (n, k) bool: the label is not the true one
+    images: Tensor  # (n, k, channels, height, width)
+    label: Tensor  # (n, k) int64, the labels of these images
+    distance: Tensor  # (n, k) float64, not below the true distance
 
 
 @dataclass(frozen=True, eq=False)
 class Nearest:
-    """The nearest image found that has another label, for each image; the image itself where none was found."""
+    """The nearest image found with another label; the image itself if none was found."""
 
     found: Tensor  # (n,) bool
     images: Tensor  # (n, channels, height, width)
     label: Tensor  # (n,) int64
-    distance: Tensor  # (n,) float64, at least the true distance
+    distance: Tensor  # (n,) float64, not below the true distance
 
 
 def pgd(
@@ -80,13 +79,13 @@ def pgd(
     attack: PGD | None = None,
     indices: Tensor | None = None,
 ) -> Attacked:
-    """Attack images (uint8, or floats in [0, 1]) at one ε, or several that do not decrease: Fraction(1, 4), "36/255", …
+    """Attack images (uint8, or floats in [0, 1]) at one ε or several in increasing order, such as Fraction(1, 4), "36/255".
 
-    A tensor is one ε with a value for each image, as `certificates.radius` is.
+    A tensor is one ε with a value for each image, such as `certificates.radius`.
 
-    z ← Π(z + stride·ε·g/‖g‖), g the gradient of the cross-entropy at z, Π the projection onto the L2 ball around x and
-    then onto [0, 1]. What breaks a smaller ball breaks a larger one, and is not attacked again. `indices` are those of
-    the images in their dataset, by default 0, 1, …: whoever splits a dataset gives them, and gets the same results.
+    z ← Π(z + stride·ε·g/‖g‖), where g is the gradient of the cross-entropy at z, and Π projects onto the L2 ball around
+    x and then onto [0, 1]. Images that break a ball are not attacked again in larger ones. `indices` are the positions
+    of the images in their dataset, by default 0, 1, …; with them, parts of a dataset give the results of the whole.
     """
     attack = PGD() if attack is None else attack
     x = _receive(model, images, labels)
@@ -95,7 +94,7 @@ def pgd(
     several: Any = epsilons if many else [epsilons]
     radii = [_radii(eps, len(x)) for eps in several]
     if not radii or any(list(column) != sorted(column) for column in zip(*radii, strict=True)):
-        raise ValueError("give at least one ε, in increasing order: what breaks a smaller ball breaks a larger one")
+        raise ValueError("give at least one ε, in increasing order")
     parts = []
     with _evaluation(model):
         for first in range(0, max(1, len(x)), attack.batch):
@@ -114,16 +113,17 @@ def nearest(
     halvings: int = 30,
     indices: Tensor | None = None,
 ) -> Nearest:
-    """Attack in growing balls (by default up to the diameter of the box); then halve the way from the image to the
-    first adversarial one found, some times: a distance from above to the nearest image with another label.
+    """Attack in growing balls, by default up to the diameter of the box, then bisect the segment to the first success.
+
+    The distance found is an upper bound of the distance to the nearest image with another label.
     """
     attack, x = PGD() if attack is None else attack, _receive(model, images, labels)
     grid = _grid(x[0].numel() if len(x) else 1) if epsilons is None else epsilons
     for eps in grid:
-        _radii(eps, len(x))  # refuses what is not one for all images, or one for each
+        _radii(eps, len(x))  # raises unless there is one for all images, or one for each
     indices = torch.arange(len(x)) if indices is None else indices
     parts = []
-    for first in range(0, max(1, len(x)), attack.batch):  # as pgd keeps an image for every ε
+    for first in range(0, max(1, len(x)), attack.batch):  # pgd returns an image for every ε: keep one batch of them
         part = slice(first, first + attack.batch)
         balls = [eps[part] if isinstance(eps, Tensor) else eps for eps in grid]
         parts.append(_nearest(model, x[part], labels[part], balls, attack, halvings, indices[part]))
@@ -133,7 +133,7 @@ def nearest(
 def _nearest(
     model: Model, x: Tensor, labels: Tensor, grid: Sequence[Radius], attack: PGD, halvings: int, indices: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One batch: found, images, label and distance."""
+    """`nearest` for one batch."""
     attacked = pgd(model, x, labels, grid, attack, indices)
     rows, column = torch.arange(len(x)), attacked.success.long().argmax(1)
     found = attacked.success.any(1)
@@ -154,7 +154,7 @@ def _nearest(
 def _attack(
     model: Model, x: Tensor, labels: Tensor, radii: list[list[Fraction]], attack: PGD, indices: list[int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One batch: (success, images, label, distance), a column for each ε."""
+    """`pgd` for one batch."""
     best = x.clone()
     broken, loss, label = _judge(model, x, labels)
     columns = []
@@ -181,19 +181,19 @@ def _attack(
 def _ascend(
     model: Model, x: Tensor, labels: Tensor, radii: list[Fraction], attack: PGD, drawn: list[tuple[Tensor, Tensor]]
 ) -> Tensor:
-    """The last iterate of PGD, from start·ε. Where there is no gradient to follow, `elsewhere` is the direction."""
+    """The last iterate of PGD. Where the gradient is zero or not finite, a random direction takes its place."""
     radius = torch.tensor([float(r) for r in radii]).to(x)
-    start, elsewhere = (torch.stack(part).to(x) for part in zip(*drawn, strict=True))
+    start, fallback = (torch.stack(part).to(x) for part in zip(*drawn, strict=True))
     z = project(x, x + _over(radius, x) * start, radius)
     for _ in range(attack.steps):
         direction, usable = unit(_gradient(model, z, labels))
-        direction = torch.where(_over(usable, x), direction, elsewhere)
+        direction = torch.where(_over(usable, x), direction, fallback)
         z = project(x, z + attack.stride * _over(radius, x) * direction, radius)
     return z
 
 
 def _draw(like: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """A point, uniform in the unit ball, and a unit direction: a function of the seed."""
+    """A uniform point of the unit ball and a random unit vector, determined by the seed."""
     generator = torch.Generator("cpu").manual_seed(seed >> 1)
     normal = torch.randn(2, *like.shape, generator=generator, dtype=torch.float64)
     (point, direction), _ = unit(normal)
@@ -202,12 +202,12 @@ def _draw(like: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _gradient(model: Model, z: Tensor, labels: Tensor) -> Tensor:
-    """The gradient of the cross-entropy of each image; 0 if the model does not depend on its input."""
+    """The gradient of the cross-entropy of each image; 0, with a warning, if the scores have none."""
     with torch.enable_grad():
         z = z.detach().requires_grad_()
         logits = model(z)
         if not logits.requires_grad:
-            warnings.warn("the scores have no gradient in the images: this attack is a random search", stacklevel=2)
+            warnings.warn("the scores have no gradient, so this attack is a random search", stacklevel=2)
             return torch.zeros_like(z)
         loss = F.cross_entropy(logits, labels, reduction="sum")
         return torch.autograd.grad(loss, z, materialize_grads=True)[0]
@@ -215,7 +215,7 @@ def _gradient(model: Model, z: Tensor, labels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _judge(model: Model, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(whether the label is not the true one, the loss, the label). Scores that are NaN name no class, so are wrong."""
+    """(whether the label is wrong, the loss, the label). NaN scores are wrong."""
     logits = model(x)
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[1]:
         raise ValueError(f"labels are 0 to {logits.shape[1] - 1}, not {int(labels.min())} to {int(labels.max())}")
@@ -225,7 +225,7 @@ def _judge(model: Model, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def unit(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x/‖x‖ for each of a batch, whatever its scale; and whether there is one: not for 0, NaN and infinities."""
+    """x/‖x‖ for each image, without overflow or underflow, and whether it exists: not for 0, NaN and infinities."""
     greatest = x.flatten(1).abs().amax(1)
     usable = (greatest > 0) & torch.isfinite(greatest)
     scaled = x / _over(torch.where(usable, greatest, torch.ones_like(greatest)), x)
@@ -234,7 +234,7 @@ def unit(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def project(x: Tensor, z: Tensor, radius: Tensor) -> Tensor:
-    """z moved to the L2 ball around x of a radius for each image, then to [0, 1]; up to rounding."""
+    """Project z onto the L2 ball around x, with a radius per image, then onto [0, 1]; up to rounding."""
     away = z - x
     length = away.flatten(1).norm(dim=1)
     shrink = torch.where(length > radius, radius / torch.where(length > 0, length, torch.ones_like(length)), 1.0)
@@ -242,54 +242,55 @@ def project(x: Tensor, z: Tensor, radius: Tensor) -> Tensor:
 
 
 def pull_inside(x: Tensor, z: Tensor, radii: Sequence[Fraction]) -> Tensor:
-    """z pulled towards x, by as little as it takes, until it is within the radius in exact arithmetic."""
-    away, hair, z = z - x, torch.finfo(x.dtype).eps, z.clone()
+    """Move z towards x in growing steps, from one ulp, until it is within the radius in exact arithmetic."""
+    away, step, z = z - x, torch.finfo(x.dtype).eps, z.clone()
     while True:
         squares = square_distances(x, z)
         outside = [i for i, (square, r) in enumerate(zip(squares, radii, strict=True)) if square > r * r]
         if not outside:
             return z
-        z[outside] = (x[outside] + max(0.0, 1 - hair) * away[outside]).clamp(0, 1)
-        hair *= 4
+        z[outside] = (x[outside] + max(0.0, 1 - step) * away[outside]).clamp(0, 1)
+        step *= 4
 
 
 def square_distances(x: Tensor, z: Tensor) -> list[Fraction]:
-    """‖z - x‖² of each image, from above: the difference and its square round, and the sum (Note [error model])."""
+    """Upper bounds of ‖z - x‖² for each image: the difference, its square and the sum round (Note [error model])."""
     away = (z.detach().double() - x.detach().double()).flatten(1)
     terms = away.shape[1]
-    below, factor = terms * TINY, 1 / (1 - gamma(terms + 3))
+    underflow, factor = terms * TINY, 1 / (1 - gamma(terms + 3))
     moved = (away != 0).any(1).tolist()  # a computed difference is 0 only for equal numbers
-    return [(Fraction(s) + below) * factor * m for s, m in zip((away * away).sum(1).tolist(), moved, strict=True)]
+    return [(Fraction(s) + underflow) * factor * m for s, m in zip((away * away).sum(1).tolist(), moved, strict=True)]
 
 
 def _distances(squares: list[Fraction], radii: list[Fraction] | None = None) -> Tensor:
     lengths = [sqrt_up(square) for square in squares]
-    if radii is not None:  # proved to be at most ε already
+    if radii is not None:  # `pull_inside` has proved that the distance is at most ε
         lengths = [min(length, r) for length, r in zip(lengths, radii, strict=True)]
     return torch.tensor([up(length) for length in lengths], dtype=torch.float64)
 
 
 def _receive(model: Model, images: Tensor, labels: Tensor) -> Tensor:
-    """Images as the model takes them: floats of the dtype of its parameters; float64 if it has none, as a Frozen."""
+    """Convert images to the dtype of the model's parameters; float64 if it has none, such as a frozen network."""
     if not (isinstance(images, Tensor) and isinstance(labels, Tensor)):
         given = f"{type(images).__name__} and {type(labels).__name__}"
         raise TypeError(f"images and labels are tensors (torch.as_tensor of arrays and lists), not {given}")
     if labels.shape != images.shape[:1] or labels.dtype != torch.int64:
-        raise ValueError(f"labels are int64, one an image, not {labels.dtype} of shape {tuple(labels.shape)}")
+        given = f"{labels.dtype} of shape {tuple(labels.shape)}"
+        raise ValueError(f"give one label per image, as an int64 tensor of shape ({len(images)},), not {given}")
     parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
     dtype = next((p.dtype for p in parameters if p.is_floating_point()), torch.float64)
     if images.dtype == torch.uint8:
         return to_unit(images, dtype)
     if not images.is_floating_point():
-        raise TypeError(f"attacks are on pixels: uint8, or floats in [0, 1], not {images.dtype}")
+        raise TypeError(f"images are uint8, or floats in [0, 1], not {images.dtype}")
     inside = (images >= 0) & (images <= 1)  # false for NaN
     if not bool(inside.all()):
-        raise ValueError(f"attacks are on pixels: uint8, or floats in [0, 1], not {images[~inside][0].item()}")
+        raise ValueError(f"images are uint8, or floats in [0, 1], not {images[~inside][0].item()}")
     return images.detach().to(dtype)
 
 
 def _radii(eps: Radius, count: int) -> list[Fraction]:
-    if isinstance(eps, Tensor) and eps.ndim:  # the radii of certificates may be as large as the greatest float64
+    if isinstance(eps, Tensor) and eps.ndim:  # not parsed: radii of certificates may be the largest float64
         values = [Fraction(e) for e in eps.tolist()]
     else:
         values = [parse_radius(eps)] * count
@@ -299,7 +300,7 @@ def _radii(eps: Radius, count: int) -> list[Fraction]:
 
 
 def _grid(pixels: int) -> list[Fraction]:
-    """Radii from 1/16 on, each half as large again, until one holds the box [0, 1]ᵈ."""
+    """Radii from 1/16 on, each 1.5 times the last, up to the diameter of the box [0, 1]ᵈ."""
     grid = [Fraction(1, 16)]
     while grid[-1] ** 2 < pixels:
         grid.append(grid[-1] * 3 / 2)
@@ -307,13 +308,13 @@ def _grid(pixels: int) -> list[Fraction]:
 
 
 def _over(value: Tensor, x: Tensor) -> Tensor:
-    """One value an image, to multiply images with."""
+    """Reshape one value per image so that it broadcasts against images."""
     return value.reshape(-1, *[1] * (x.ndim - 1))
 
 
 @contextmanager
 def _evaluation(model: Model) -> Iterator[None]:
-    """The model in evaluation mode for a while, and no gradients of its parameters, whatever each was before."""
+    """Put the model into evaluation mode without gradients of its parameters, and restore both at the end."""
     modules, parameters = ([*model.modules()], [*model.parameters()]) if isinstance(model, nn.Module) else ([], [])
     modes, learned = [m.training for m in modules], [p.requires_grad for p in parameters]
     for module in modules:
@@ -330,10 +331,10 @@ def _evaluation(model: Model) -> Iterator[None]:
 
 
 class SameDtype(nn.Module):
-    """A network whose scores are of the dtype of its images: for attack libraries that compute in float32 only.
+    """Wrap a network so that its scores have the dtype of its images, for attack libraries that need float32.
 
-    Frozen networks take any float and answer in float64, which AutoAttack mixes up with its own numbers. They still
-    compute in float64 in here; judge what an attack returns by the network itself.
+    AutoAttack fails on the float64 scores of frozen networks. The network still computes in float64; judge the images
+    that an attack returns by the network itself.
     """
 
     def __init__(self, network: Model) -> None:

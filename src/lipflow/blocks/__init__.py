@@ -1,47 +1,34 @@
-"""Blocks: everything in a network that is not a flow. Each declares its (L, ε); heads declare pair bounds too."""
+"""Blocks: the modules that are not flows: activations, shapes, heads, and the layers of related work."""
 
-from lipflow.blocks.activation import Abs, GroupSort, Householder, MaxMin
-from lipflow.blocks.affine import Affine, Parameterisation, Scaled, reshaped_conv, spectral_conv, spectral_dense
-from lipflow.blocks.bcop import BlockConvolution, Orthonormal, bcop_conv, bjorck_dense
-from lipflow.blocks.bias import Bias
-from lipflow.blocks.cayley import CayleyMatrix, CayleySymbols, cayley_conv, cayley_dense
-from lipflow.blocks.flip import FlipAverage
-from lipflow.blocks.head import Head, LastLayerNormalization, Truncate
-from lipflow.blocks.normalize import Normalize
-from lipflow.blocks.resize import AvgPool, Flatten, MaxPool, PadChannels, SpaceToDepth, TakeChannels
-from lipflow.blocks.soc import soc_conv, soc_dense
-
-__all__ = [
-    "Abs",
-    "Affine",
-    "AvgPool",
-    "Bias",
-    "BlockConvolution",
-    "CayleyMatrix",
-    "CayleySymbols",
-    "Flatten",
-    "FlipAverage",
-    "GroupSort",
-    "Head",
-    "Householder",
-    "LastLayerNormalization",
-    "MaxMin",
-    "MaxPool",
-    "Normalize",
-    "Orthonormal",
-    "PadChannels",
-    "Parameterisation",
-    "Scaled",
-    "SpaceToDepth",
-    "TakeChannels",
-    "Truncate",
-    "bcop_conv",
-    "bjorck_dense",
-    "cayley_conv",
-    "cayley_dense",
-    "reshaped_conv",
-    "soc_conv",
-    "soc_dense",
-    "spectral_conv",
-    "spectral_dense",
-]
+from lipflow.blocks.activation import Abs as Abs
+from lipflow.blocks.activation import GroupSort as GroupSort
+from lipflow.blocks.activation import Householder as Householder
+from lipflow.blocks.activation import MaxMin as MaxMin
+from lipflow.blocks.affine import Affine as Affine
+from lipflow.blocks.affine import Parameterisation as Parameterisation
+from lipflow.blocks.affine import Scaled as Scaled
+from lipflow.blocks.affine import reshaped_conv as reshaped_conv
+from lipflow.blocks.affine import spectral_conv as spectral_conv
+from lipflow.blocks.affine import spectral_dense as spectral_dense
+from lipflow.blocks.bcop import BlockConvolution as BlockConvolution
+from lipflow.blocks.bcop import Orthonormal as Orthonormal
+from lipflow.blocks.bcop import bcop_conv as bcop_conv
+from lipflow.blocks.bcop import bjorck_dense as bjorck_dense
+from lipflow.blocks.bias import Bias as Bias
+from lipflow.blocks.cayley import CayleyMatrix as CayleyMatrix
+from lipflow.blocks.cayley import CayleySymbols as CayleySymbols
+from lipflow.blocks.cayley import cayley_conv as cayley_conv
+from lipflow.blocks.cayley import cayley_dense as cayley_dense
+from lipflow.blocks.flip import FlipAverage as FlipAverage
+from lipflow.blocks.head import Head as Head
+from lipflow.blocks.head import LastLayerNormalization as LastLayerNormalization
+from lipflow.blocks.head import Truncate as Truncate
+from lipflow.blocks.normalize import Normalize as Normalize
+from lipflow.blocks.resize import AvgPool as AvgPool
+from lipflow.blocks.resize import Flatten as Flatten
+from lipflow.blocks.resize import MaxPool as MaxPool
+from lipflow.blocks.resize import PadChannels as PadChannels
+from lipflow.blocks.resize import SpaceToDepth as SpaceToDepth
+from lipflow.blocks.resize import TakeChannels as TakeChannels
+from lipflow.blocks.soc import soc_conv as soc_conv
+from lipflow.blocks.soc import soc_dense as soc_dense

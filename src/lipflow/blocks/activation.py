@@ -1,6 +1,6 @@
-"""Activations that keep gradients: MaxMin and GroupSort, Householder, absolute value. All are 1-Lipschitz.
+"""Activations that preserve the norm of gradients: GroupSort, MaxMin, Householder, Abs. All are 1-Lipschitz.
 
-They act on the second axis, channels or features. A group of g takes the entries i, i + C/g, i + 2C/g, … of C.
+They act on the second axis, the C channels or features. A group of size g has the entries i, i + C/g, i + 2C/g, ….
 """
 
 import math
@@ -13,9 +13,9 @@ from lipflow.node import Node
 
 
 class GroupSort(nn.Module):
-    """Sort each group of entries, greatest first: a permutation at almost every input, where gradients keep their norm.
+    """Sort each group in descending order: locally a permutation at almost every input (Anil, Lucas and Grosse 2019).
 
-    Anil, Lucas and Grosse 2019. `GroupSort(2)` is MaxMin.
+    `GroupSort(2)` is MaxMin.
     """
 
     def __init__(self, group: int = 2) -> None:
@@ -41,10 +41,10 @@ def MaxMin() -> GroupSort:
 
 
 class Householder(nn.Module):
-    """x - 2v·relu(v·x) on each pair, with v = (-sin θ/2, cos θ/2): reflect the half-plane v·x > 0 onto the other.
+    """x - 2v·relu(v·x) on each pair, with v = (-sin θ/2, cos θ/2): the half-plane v·x > 0 is reflected onto the other.
 
     Singla, Singla and Feizi 2022. It is a Convex Potential Layer with W of one row and b = 0. θ is learned for each
-    pair of channels, from π/2, where it equals MaxMin.
+    pair of channels. It is π/2 at first, which is MaxMin.
     """
 
     def __init__(self, channels: int) -> None:
@@ -61,7 +61,7 @@ class Householder(nn.Module):
         return torch.cat([first + 2 * sine * across, second - 2 * cosine * across], 1)
 
     def lower(self, x: Node) -> Node:
-        """By its parts it would stretch by more than 1."""
+        """The bound from its parts would be above 1."""
         half = self.theta / 2
         return primitives.Householder(half.sin(), half.cos())(x)
 

@@ -1,43 +1,37 @@
-"""Wx + b, with W made from free parameters; and the normalisations that the related work compares with.
+"""Wx + b, with W computed from free parameters by a `Parameterisation`; and layers with normalised weights.
 
-How W is made is an object: `Scaled` here, `CayleyMatrix` and `CayleySymbols` in cayley.py, `BlockConvolution` and
-`Orthonormal` in bcop.py. Stride s is `SpaceToDepth(s)` before a layer of s² times as many input channels.
+For a stride s, put `SpaceToDepth(s)` before a layer with s² times as many input channels.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from lipflow.blocks.bias import new_bias
 from lipflow.flows.cache import Cache
 from lipflow.flows.scale import ReshapedScale, Scale, SpectralScale
-from lipflow.flows.weight import ConvWeight, DenseWeight, Weight
+from lipflow.flows.weight import ConvWeight, DenseWeight, Weight, new_bias
 from lipflow.operators import LinearOperator
 from lipflow.operators.conv import Padding
 
 
 class Parameterisation(nn.Module, ABC):
-    """A linear map W as a differentiable function of free parameters."""
+    """A linear map W as a differentiable function of free parameters.
+
+    `channels` are the sizes of the input's and the output's first axis, `fan_in` the number of weights of an output.
+    """
+
+    def __init__(self, channels: tuple[int, int], fan_in: int) -> None:
+        super().__init__()
+        self.channels, self.fan_in, self.cache = channels, fan_in, Cache()
 
     @abstractmethod
     def forward(self, x: Tensor) -> LinearOperator:
-        """W on the inputs x, whose shape it takes up."""
-
-    @property
-    @abstractmethod
-    def channels(self) -> tuple[int, int]:
-        """The sizes of the input's and the output's first axis."""
-
-    @property
-    @abstractmethod
-    def fan_in(self) -> int:
-        """How many weights make one output, from which a bias takes its first size."""
+        """W as an operator on the inputs x."""
 
 
 class Affine(nn.Module):
-    """Wx + b, with W from a parameterisation."""
+    """Wx + b, with W of a parameterisation."""
 
     def __init__(self, weight: Parameterisation, bias: bool = True) -> None:
         super().__init__()
@@ -51,37 +45,30 @@ class Affine(nn.Module):
 
 
 class Scaled(Parameterisation):
-    """A learned weight times a scale, such as one over an estimate of its norm; the norm of the product is certified.
+    """A learned weight times a scale, such as 1 over an estimate of its norm.
 
-    Estimates are from below, so that norm is a little above 1: `lipflow.lipschitz_bound` says how much.
+    Estimates are from below, so the norm of the product is a little above 1; `lipflow.lipschitz_bound` bounds it.
     """
 
     def __init__(self, weight: Weight, scale: Scale) -> None:
-        super().__init__()
-        self.weight, self.scale, self.cache = weight, scale, Cache()
+        super().__init__(weight.channels, weight.weight[0].numel())
+        self.weight, self.scale = weight, scale
         scale.begin(weight.weight)
-
-    @property
-    def channels(self) -> tuple[int, int]:
-        return self.weight.channels
-
-    @property
-    def fan_in(self) -> int:
-        return self.weight.weight[0].numel()
 
     def forward(self, x: Tensor) -> LinearOperator:
         op = self.weight(x)
-        return op.with_weight(self.cached(lambda: op.weight * self.scale(op, self.weight), op))
-
-    def cached(self, compute: Callable[[], Tensor], op: LinearOperator) -> Tensor:
-        """compute(), once in evaluation."""
-        if self.training:
-            return compute()
-        return self.cache.transform(compute, op.weight, *self.scale.parameters(), key=op.in_shape)
+        scaled = self.cache.transform(
+            lambda: op.weight * self.scale(op, self.weight),
+            op.weight,
+            *self.scale.parameters(),
+            training=self.training,
+            key=op.in_shape,
+        )
+        return op.with_weight(scaled)
 
 
 def spectral_dense(in_features: int, out_features: int, *, bias: bool = True) -> Affine:
-    """Wx/‖W‖ + b (Miyato et al. 2018), the norm by power iteration."""
+    """Wx/‖W‖ + b, with the norm by power iteration (Miyato et al. 2018)."""
     return Affine(Scaled(DenseWeight(in_features, out_features), SpectralScale()), bias)
 
 
@@ -98,7 +85,7 @@ def spectral_conv(
     in_size: tuple[int, int] | None = None,
     bias: bool = True,
 ) -> Affine:
-    """W ∗ x/‖W‖ + b, with the norm of the convolution itself (Farnia et al. 2019), by power iteration."""
+    """W ∗ x/‖W‖ + b, with the norm of the convolution by power iteration (Farnia et al. 2019)."""
     weight = ConvWeight(
         in_channels, out_channels, kernel_size, padding, padding_mode, stride, dilation, groups, in_size
     )
@@ -118,7 +105,7 @@ def reshaped_conv(
     in_size: tuple[int, int] | None = None,
     bias: bool = True,
 ) -> Affine:
-    """W ∗ x/(√(hw)·σ) + b, with σ the least norm of four reshaped kernels (Singla and Feizi 2021b): at most about 1."""
+    """W ∗ x/(√(hw)·σ) + b, with σ the least norm of four reshaped kernels (Singla and Feizi 2021b)."""
     weight = ConvWeight(
         in_channels, out_channels, kernel_size, padding, padding_mode, stride, dilation, groups, in_size
     )

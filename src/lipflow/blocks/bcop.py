@@ -1,8 +1,9 @@
 """BCOP: orthogonal convolutions as products of two-tap ones (Li et al. 2019), by Björck's iteration.
 
-A symmetric projector P makes the two-tap convolution y[i] = Px[i] + (I - P)x[i + 1]. On a torus its symbol
-P + (I - P)e^{iω} is unitary, so it is orthogonal, and so are products of such along both axes: a k × k kernel has
-2(k - 1) of them, of half rank each, and a matrix H with orthonormal columns to change the number of channels.
+For a symmetric projector P, y[i] = Px[i] + (I - P)x[i + 1] is a convolution with two taps. On a torus its symbol
+P + (I - P)e^{iω} is unitary, so the convolution is orthogonal, and so are products along both axes. A k × k kernel is a
+product of 2(k - 1) of them, with projectors of half the rank, and of a matrix H with orthonormal columns, which changes
+the number of channels.
 """
 
 import torch
@@ -11,7 +12,6 @@ from torch.nn import functional as F
 
 from lipflow.blocks.affine import Affine, Parameterisation
 from lipflow.fast.torch_state import to_keep
-from lipflow.flows.cache import Cache
 from lipflow.flows.weight import require_flat, require_positive
 from lipflow.operators import ConvOperator, DenseOperator
 from lipflow.operators.norm import in_full
@@ -20,10 +20,10 @@ ITERATIONS = 20  # of Björck's, as published
 
 
 def bjorck(m: Tensor, iterations: int = ITERATIONS) -> Tensor:
-    """M ← M(3I - MᵀM)/2, some times: to orthonormal columns, the polar factor of M  # (..., rows ≥ columns).
+    """M ← M(3I - MᵀM)/2, repeated: to the polar factor of M, with orthonormal columns  # (..., rows ≥ columns).
 
-    It sends a singular value s to s(3 - s²)/2, and converges to 1 from 0 < s < √3. So M is divided first by a number
-    that is at least ‖M‖, and at most c^{1/8} times as much for c columns: with G = MᵀM, ‖G‖² ≤ ‖G²‖_F ≤ √c·‖G‖².
+    An iteration maps a singular value s to s(3 - s²)/2, and s converges to 1 from 0 < s < √3. So M is first divided by
+    ‖G²‖_F^{1/4}, where G = MᵀM. That is between ‖M‖ and c^{1/8}‖M‖ for c columns, as ‖G‖² ≤ ‖G²‖_F ≤ √c·‖G‖².
     """
     if m.shape[-2] < m.shape[-1]:
         return bjorck(m.mT, iterations).mT
@@ -37,13 +37,13 @@ def bjorck(m: Tensor, iterations: int = ITERATIONS) -> Tensor:
 
 
 def _length(m: Tensor) -> Tensor:
-    """‖M‖_F, or 1 where there is nothing to divide by."""
+    """‖M‖_F, or 1 where it is 0."""
     square = m.square().sum((-2, -1), keepdim=True)
     return torch.where(square > 0, square, torch.ones_like(square)).sqrt()
 
 
 def turn(kernel: Tensor, q: Tensor, axis: int) -> Tensor:
-    """The kernel followed by the two-tap convolution of the projector qqᵀ along an axis, one tap longer there."""
+    """The kernel of the composition with the two-tap convolution of the projector qqᵀ along an axis: one tap longer."""
     with in_full(q):
         kept = torch.einsum("cr,dr,dmhw->cmhw", q, q, kernel)
     first, second = ((0, 0, 0, 1), (0, 0, 1, 0)) if axis == 0 else ((0, 1, 0, 0), (1, 0, 0, 0))
@@ -51,9 +51,9 @@ def turn(kernel: Tensor, q: Tensor, axis: int) -> Tensor:
 
 
 class BlockConvolution(Parameterisation):
-    """A circular convolution that is orthogonal up to what Björck's iteration leaves; its executed norm is certified.
+    """A circular convolution, orthogonal up to the error of Björck's iteration. The norm of the result is bounded.
 
-    H is max × min of the channels. With fewer outputs than inputs the kernel is that of the adjoint, transposed.
+    H is max × min of the channels. With fewer outputs than inputs, the layer is the adjoint of such a convolution.
     """
 
     seen: Tensor
@@ -66,45 +66,37 @@ class BlockConvolution(Parameterisation):
         in_size: tuple[int, int] | None = None,
         iterations: int = ITERATIONS,
     ) -> None:
-        super().__init__()
         height, width = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
         require_positive(
             in_channels=in_channels, out_channels=out_channels, kernel_size=min(height, width), iterations=iterations
         )
-        self.sizes, self.iterations, self.cache = (in_channels, out_channels), iterations, Cache()
-        # Rows and columns in turn, for as long as both need more taps.
+        super().__init__((in_channels, out_channels), in_channels * height * width)
+        self.iterations = iterations
+        # Alternate rows and columns while both need more taps.
         taps = range(max(height, width) - 1)
         self.axes = [axis for tap in taps for axis, size in enumerate((height, width)) if tap < size - 1]
-        most, least = max(self.sizes), min(self.sizes)
+        most, least = max(self.channels), min(self.channels)
         self.mix = nn.Parameter(orthogonal(most, least))
         halves = [orthogonal(most, most // 2) for _ in self.axes]
         self.halves = nn.Parameter(torch.stack(halves) if halves else torch.empty(0, most, most // 2))
-        # A state dict carries the input size in the shape of an empty tensor, as `ConvWeight` does in that of u.
+        # The input size is in the state dict as the shape of an empty tensor, like that of `ConvWeight.u`.
         self.register_buffer("seen", torch.empty(0, *(in_size or (0, 0))))
         self.register_load_state_dict_pre_hook(_take_size)
-
-    @property
-    def channels(self) -> tuple[int, int]:
-        return self.sizes
-
-    @property
-    def fan_in(self) -> int:
-        return self.sizes[0] * (self.axes.count(0) + 1) * (self.axes.count(1) + 1)
 
     def kernel(self) -> Tensor:
         """The kernel `(out, in, height, width)`."""
         kernel = bjorck(self.mix, self.iterations)[:, :, None, None]
         for axis, q in zip(self.axes, bjorck(self.halves, self.iterations), strict=True):
             kernel = turn(kernel, q, axis)
-        return kernel if kernel.shape[:2] == self.sizes[::-1] else kernel.transpose(0, 1)
+        return kernel if kernel.shape[:2] == self.channels[::-1] else kernel.transpose(0, 1)
 
     def forward(self, x: Tensor) -> ConvOperator:
         shape = tuple(x.shape[1:])
-        if len(shape) != 3 or shape[0] != self.sizes[0]:
+        if len(shape) != 3 or shape[0] != self.channels[0]:
             raise ValueError(
-                f"this layer takes images (batch, {self.sizes[0]}, height, width), not (batch, {str(shape)[1:]}"
+                f"this layer takes images (batch, {self.channels[0]}, height, width), not (batch, {str(shape)[1:]}"
             )
-        kernel = self.kernel() if self.training else self.cache.transform(self.kernel, self.mix, self.halves)
+        kernel = self.cache.transform(self.kernel, self.mix, self.halves, training=self.training)
         if self.seen.shape[1:] != shape[1:] and (self.training or 0 in self.seen.shape[1:]):
             with to_keep():
                 self.seen = self.seen.new_empty(0, *shape[1:])
@@ -112,29 +104,20 @@ class BlockConvolution(Parameterisation):
 
     def extra_repr(self) -> str:
         height, width = self.axes.count(0) + 1, self.axes.count(1) + 1
-        return f"{self.sizes[0]} → {self.sizes[1]}, kernel {height}×{width}, iterations={self.iterations}"
+        return f"{self.channels[0]} → {self.channels[1]}, kernel {height}×{width}, iterations={self.iterations}"
 
 
 class Orthonormal(Parameterisation):
-    """A matrix with orthonormal rows or columns, up to what Björck's iteration leaves; its norm is certified."""
+    """A matrix, with orthonormal rows or columns up to the error of Björck's iteration. Its norm is bounded."""
 
     def __init__(self, in_features: int, out_features: int, iterations: int = ITERATIONS) -> None:
-        super().__init__()
         require_positive(in_features=in_features, out_features=out_features, iterations=iterations)
-        self.weight = nn.Parameter(orthogonal(out_features, in_features))
-        self.iterations, self.cache = iterations, Cache()
-
-    @property
-    def channels(self) -> tuple[int, int]:
-        return self.weight.shape[1], self.weight.shape[0]
-
-    @property
-    def fan_in(self) -> int:
-        return self.weight.shape[1]
+        super().__init__((in_features, out_features), in_features)
+        self.weight, self.iterations = nn.Parameter(orthogonal(out_features, in_features)), iterations
 
     def forward(self, x: Tensor) -> DenseOperator:
         require_flat(x.shape[1:], self.channels[0])
-        return DenseOperator(self.matrix() if self.training else self.cache.transform(self.matrix, self.weight))
+        return DenseOperator(self.cache.transform(self.matrix, self.weight, training=self.training))
 
     def matrix(self) -> Tensor:
         """The matrix `(out, in)`."""
@@ -158,18 +141,18 @@ def bcop_conv(
 
 
 def bjorck_dense(in_features: int, out_features: int, *, iterations: int = ITERATIONS, bias: bool = True) -> Affine:
-    """The dense layer that goes with BCOP: a matrix orthonormalised by Björck's iteration, and a bias."""
+    """The dense layer of BCOP networks: a matrix orthonormalised by Björck's iteration, and a bias."""
     return Affine(Orthonormal(in_features, out_features, iterations), bias)
 
 
 def orthogonal(rows: int, columns: int) -> Tensor:
-    """A random matrix with orthonormal rows or columns, to begin with."""
+    """A random matrix with orthonormal rows or columns."""
     m = torch.empty(rows, columns)
     return nn.init.orthogonal_(m) if m.numel() else m
 
 
 def _take_size(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Before a state dict is loaded: make room for the input size it carries."""
+    """Before a state dict is loaded: give `seen` the shape of the loaded one, which is the input size."""
     seen = state_dict.get(prefix + "seen")
     if isinstance(module, BlockConvolution) and seen is not None and seen.ndim == 3:
         with to_keep():

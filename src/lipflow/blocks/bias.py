@@ -1,18 +1,16 @@
-"""A learned bias, for layers that have none of their own."""
+"""A learned bias, for layers without one."""
 
-import math
-
-import torch
 from torch import Tensor, nn
+
+from lipflow.flows.weight import new_bias, require_positive
 
 
 class Bias(nn.Module):
-    """x + b, with b along the channels or features: an isometry. b is uniform in ±1/√channels at first."""
+    """x + b, with b along the channels or features: an isometry. b is initialised uniformly in ±1/√channels."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        if channels < 1:
-            raise ValueError(f"channels must be at least 1, not {channels}")
+        require_positive(channels=channels)
         self.bias = new_bias(channels, channels)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -22,8 +20,3 @@ class Bias(nn.Module):
 
     def extra_repr(self) -> str:
         return str(len(self.bias))
-
-
-def new_bias(channels: int, fan_in: int) -> nn.Parameter:
-    """A bias, uniform in ±1/√fan_in."""
-    return nn.Parameter(torch.empty(channels).uniform_(-1, 1) / math.sqrt(fan_in))

@@ -1,4 +1,4 @@
-"""The mean over an image and its mirror image, which is as Lipschitz as what it is a mean of."""
+"""The mean over an image and its mirror image."""
 
 from collections import OrderedDict
 from typing import Any
@@ -9,11 +9,11 @@ from lipflow.flows import Sequential
 
 
 class FlipAverage(nn.Module):
-    """(φ(x) + φ(Rx))/2 with R the mirror image, left for right, and φ a chain of modules, given as to `nn.Sequential`.
+    """(φ(x) + φ(Rx))/2, where R swaps left and right and φ is a chain of modules, given as to `nn.Sequential`.
 
-    R is an isometry, so a mean of φ and φ∘R has φ's constant. In training it only runs φ, at φ's cost: flip images at
-    random there, or φ will not know them. Put it around all that comes before the head: of scores that are affine in φ
-    it is the mean too.
+    R is an isometry, so the mean of φ and φ∘R has the Lipschitz constant of φ. In training it is φ: flip images at
+    random, so that φ learns them. Put it around all modules before the head: scores that are affine in φ are then means
+    too.
     """
 
     def __init__(self, *modules: nn.Module | OrderedDict[str, nn.Module]) -> None:

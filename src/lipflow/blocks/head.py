@@ -1,7 +1,7 @@
-"""Heads: the last map to one score a class.
+"""Heads: the last map, to one score for each class.
 
 A certificate divides the margin f_y - f_j by the Lipschitz constant of f_y - f_j, which is often far below √2 times
-that of f. Certificates take it from the frozen network (`lipflow.graph.fold`); `pair_constants` is for losses.
+that of f. Certificates use the bounds of the frozen network (`lipflow.graph.fold`); losses use `pair_constants`.
 """
 
 import math
@@ -10,9 +10,11 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
+from lipflow.flows.weight import require_positive
+
 
 class Head(nn.Module, ABC):
-    """A map from features to one score a class."""
+    """A map from features to one score for each class."""
 
     classes: int
 
@@ -26,15 +28,12 @@ class Truncate(Head):
 
     def __init__(self, classes: int) -> None:
         super().__init__()
-        if classes < 1:
-            raise ValueError(f"classes must be at least 1, not {classes}")
+        require_positive(classes=classes)
         self.classes = classes
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim != 2 or x.shape[1] < self.classes:
-            raise ValueError(
-                f"Truncate({self.classes}) takes (batch, features) with at least as many, not {tuple(x.shape)}"
-            )
+            raise ValueError(f"Truncate takes (batch, features ≥ {self.classes}), not {tuple(x.shape)}")
         return x[:, : self.classes]
 
     def pair_constants(self) -> Tensor:
@@ -45,21 +44,20 @@ class Truncate(Head):
 
 
 class LastLayerNormalization(Head):
-    """wᵢ·x/‖wᵢ‖ + bᵢ: unit rows and a bias (LLN, Singla, Singla and Feizi 2022).
+    """wᵢ·x/‖wᵢ‖ + bᵢ: unit rows and a bias (LLN; Singla, Singla and Feizi 2022).
 
     hᵢ - hⱼ is ‖wᵢ/‖wᵢ‖ - wⱼ/‖wⱼ‖‖-Lipschitz, which lies between 0 and 2.
     """
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
-        if features < 1 or classes < 1:
-            raise ValueError(f"features and classes must be at least 1, not {features} and {classes}")
+        require_positive(features=features, classes=classes)
         self.classes = classes
         linear = nn.Linear(features, classes)
         self.weight, self.bias = linear.weight, linear.bias
 
     def rows(self) -> Tensor:
-        """The unit rows, in the dtype of the weights: what the forward pass uses."""
+        """The unit rows of the forward pass."""
         length = torch.linalg.vector_norm(self.weight, dim=1, keepdim=True)
         return self.weight / torch.where(length > 0, length, torch.ones_like(length))
 
@@ -73,7 +71,7 @@ class LastLayerNormalization(Head):
         rows = self.rows()
         own = torch.eye(self.classes, dtype=torch.bool, device=rows.device)
         square = (2 - 2 * rows @ rows.mT).clamp_min(torch.finfo(rows.dtype).eps)
-        return square.masked_fill(own, 1).sqrt().masked_fill(own, 0)  # √ has no derivative at the diagonal's 0
+        return square.masked_fill(own, 1).sqrt().masked_fill(own, 0)  # √ has no derivative at 0, on the diagonal
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[1]} → {self.classes}"

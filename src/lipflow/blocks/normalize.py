@@ -1,4 +1,4 @@
-"""Centring and scaling of the input, with its own constant."""
+"""Normalisation of the input."""
 
 import math
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ Values = float | Sequence[float]
 
 
 class Normalize(nn.Module):
-    """(x - mean)/std for each channel; without std it only shifts, and L = 1. With std, L = 1/min(std).
+    """(x - mean)/std for each channel, with L = 1/min(std), or x - mean with L = 1.
 
-    It is part of the model, so that models take pixels in [0, 1] and certificates speak of pixels.
+    It is part of the model, so that the input is pixels in [0, 1], and radii are distances of pixels.
     """
 
     mean: Tensor
@@ -27,7 +27,7 @@ class Normalize(nn.Module):
         if x.ndim < 2 or len(self.mean) not in (1, x.shape[1]):
             raise ValueError(f"Normalize has {len(self.mean)} channels; the input is {tuple(x.shape)}")
         if not x.is_floating_point():
-            raise TypeError(f"Normalize takes pixels as floats in [0, 1], not {x.dtype}; bytes are images / 255")
+            raise TypeError(f"Normalize takes pixels as floats in [0, 1], not {x.dtype}; give images / 255")
         shape = (-1, *[1] * (x.ndim - 2))
         centred = x - self.mean.reshape(shape)
         return centred if self.std is None else centred / self.std.reshape(shape)

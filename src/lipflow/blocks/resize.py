@@ -1,18 +1,24 @@
-"""Maps that change the shape and never the distance by more than a factor of 1."""
+"""1-Lipschitz maps that change the shape of the input."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lipflow.flows.weight import require_positive
 
-class PadChannels(nn.Module):
-    """Zero channels appended up to `channels`: an isometry, the paper's way to widen."""
 
+class _Channels(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
-        if channels < 1:
-            raise ValueError(f"channels must be at least 1, not {channels}")
+        require_positive(channels=channels)
         self.channels = channels
+
+    def extra_repr(self) -> str:
+        return str(self.channels)
+
+
+class PadChannels(_Channels):
+    """Append zero channels up to `channels`, as in the paper: an isometry."""
 
     def forward(self, x: Tensor) -> Tensor:
         missing = self.channels - x.shape[1]
@@ -20,35 +26,22 @@ class PadChannels(nn.Module):
             raise ValueError(f"PadChannels({self.channels}) cannot narrow an input of {x.shape[1]} channels")
         return torch.cat([x, x.new_zeros(x.shape[0], missing, *x.shape[2:])], 1) if missing else x
 
-    def extra_repr(self) -> str:
-        return str(self.channels)
 
-
-class TakeChannels(nn.Module):
-    """The first so many `channels`, or features: an orthogonal projection, SOC's way to narrow."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        if channels < 1:
-            raise ValueError(f"channels must be at least 1, not {channels}")
-        self.channels = channels
+class TakeChannels(_Channels):
+    """The first `channels` channels or features, as in SOC: an orthogonal projection."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[1] < self.channels:
             raise ValueError(f"TakeChannels({self.channels}) cannot widen an input of {x.shape[1]} channels")
         return x[:, : self.channels]
 
-    def extra_repr(self) -> str:
-        return str(self.channels)
-
 
 class _Pool(nn.Module):
-    """Windows of size × size that do not overlap; rows and columns past the last whole window are dropped."""
+    """Disjoint windows of size × size. Rows and columns after the last whole window are dropped."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"a pooling window is at least 1 wide, not {size!r}")
+        require_positive(size=size)
         self.size = size
 
     def _require(self, x: Tensor) -> None:
@@ -60,7 +53,7 @@ class _Pool(nn.Module):
 
 
 class AvgPool(_Pool):
-    """The sum over each k × k window divided by k: its rows are orthonormal, so it is 1-Lipschitz and not less."""
+    """The sum over each k × k window, divided by k: its rows are orthonormal, so L = 1."""
 
     def forward(self, x: Tensor) -> Tensor:
         self._require(x)
@@ -68,7 +61,7 @@ class AvgPool(_Pool):
 
 
 class MaxPool(_Pool):
-    """The greatest entry of each window: 1-Lipschitz, as windows do not overlap."""
+    """The maximum of each window: 1-Lipschitz, because windows are disjoint."""
 
     def forward(self, x: Tensor) -> Tensor:
         self._require(x)
@@ -80,15 +73,14 @@ class SpaceToDepth(nn.Module):
 
     def __init__(self, block: int = 2) -> None:
         super().__init__()
-        if not isinstance(block, int) or block < 1:
-            raise ValueError(f"a block is at least 1 wide, not {block!r}")
+        require_positive(block=block)
         self.block = block
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim != 4 or x.shape[2] % self.block or x.shape[3] % self.block:
             raise ValueError(f"SpaceToDepth({self.block}) takes images whose sides it divides, not {tuple(x.shape)}")
         blocks = x.unflatten(3, (-1, self.block)).unflatten(2, (-1, self.block))  # (batch, C, H', block, W', block)
-        if x.stride(1) == 1 < x.shape[1]:  # channels last in memory, and so they stay
+        if x.stride(1) == 1 < x.shape[1]:  # keep channels last in memory
             return blocks.permute(0, 2, 4, 1, 3, 5).flatten(3).permute(0, 3, 1, 2)
         return blocks.permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
 

@@ -1,7 +1,7 @@
-"""The skew orthogonal convolution as published (Singla and Feizi 2021): between any numbers of channels, with stride.
+"""The skew orthogonal convolution as published (Singla and Feizi 2021), for any numbers of channels and any stride.
 
-Space-to-depth for the stride; zero channels if there are to be more of them; the exponential of a skew convolution; the
-first channels if there are to be fewer; a bias.
+Space-to-depth for the stride; zero channels if the output has more; the exponential of a skew convolution; the first
+channels if the output has fewer; a bias.
 """
 
 import math
@@ -27,9 +27,9 @@ def soc_conv(
     in_size: tuple[int, int] | None = None,
     bias: bool = True,
 ) -> nn.Sequential:
-    """The SOC layer: ½(M - Mᵀ) scaled by 0.7 over the least norm of four reshaped kernels, or by 1 over it if 1×1.
+    """The SOC layer: A = ½(M - Mᵀ), scaled by 0.7/σ (1/σ if 1×1) with σ the least norm of four reshaped kernels.
 
-    `in_size` is that of the skew convolution, after the stride.
+    `in_size` is the input size of the skew convolution, after the stride.
     """
     read = in_channels * stride**2
     channels = max(read, out_channels)
@@ -40,14 +40,9 @@ def soc_conv(
 
 
 def soc_dense(
-    in_features: int,
-    out_features: int,
-    *,
-    terms: int = TERMS,
-    train_terms: int | None = TRAIN_TERMS,
-    bias: bool = True,
+    in_features: int, out_features: int, *, terms: int = TERMS, train_terms: int | None = TRAIN_TERMS, bias: bool = True
 ) -> nn.Sequential:
-    """The SOC layer on features, as a 1×1 convolution is on one pixel."""
+    """The SOC layer on features: a 1×1 convolution of one pixel."""
     features = max(in_features, out_features)
     flow = _flow(DenseWeight(features, features), 1.0, terms, train_terms)
     return nn.Sequential(*_resized(flow, in_features, features, out_features, bias))
@@ -59,7 +54,7 @@ def _flow(weight: ConvWeight | DenseWeight, factor: float, terms: int, train_ter
 
 
 def _resized(flow: Flow, read: int, channels: int, out: int, bias: bool) -> list[nn.Module]:
-    """A flow on `channels` channels, between others: zeros before it, the first of them after it, and a bias."""
+    """A flow on `channels` channels, from `read` to `out` channels, and a bias."""
     widen = [PadChannels(channels)] if read < channels else []
     narrow = [TakeChannels(out)] if out < channels else []
     return [*widen, flow, *narrow, *([Bias(out)] if bias else [])]

@@ -1,1 +1,1 @@
-"""The commands. Each file is the flags of one, and the function over them."""
+"""The commands of the command line, one per module, and what they share: `parts` and `terminal`."""

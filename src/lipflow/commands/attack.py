@@ -1,12 +1,12 @@
 """`lipflow attack RUN`: attack a certified network with L2-PGD, and compare the result with its certificate."""
 
 import json
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lipflow.commands.parts import PartCache
+from lipflow.commands.terminal import print_contradictions, print_table, with_progress_bar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,10 +14,9 @@ if TYPE_CHECKING:
     from lipflow.attack import PGD, Examples, Outcome
     from lipflow.certificate import CertificateFile
     from lipflow.frozen import Frozen
-    from lipflow.train.distributed import Ranks
 
-CHUNK_IMAGES = 100  # between two updates of the progress
-GALLERY_CHUNK_IMAGES = 4  # the same for the gallery, where an image takes many attacks
+CHUNK_IMAGES = 100
+GALLERY_CHUNK_IMAGES = 4  # less, because each image takes many attacks
 
 
 @dataclass(frozen=True)
@@ -47,56 +46,56 @@ class Attack:
 
 
 def attack(arguments: Attack) -> int:
-    """Run the command, with as many threads as the run was trained with."""
-    from lipflow.pretrained import folder_of
-    from lipflow.train.distributed import join, threads
-    from lipflow.train.recipe import Recipe
-    from lipflow.train.record import Record
+    """Attack, write the outcome and print the table, with as many threads as the run was trained with.
 
-    arguments = replace(arguments, run=folder_of(arguments.run))
-    trained = (arguments.run / "run.json").is_file()  # a certificate of a user's own network has none
-    recipe = Record.read(arguments.run).run.recipe if trained else Recipe()
-    with join("cpu") as ranks, threads(recipe.threads):
-        return over_ranks(arguments, recipe.radii, ranks)
-
-
-def over_ranks(arguments: Attack, radii: tuple[str, ...], ranks: "Ranks") -> int:
-    """Attack, write the outcome and print the table. Return 1 if an image was broken inside of its certified ball."""
+    Return 1 if an attack broke an image inside of its certified ball.
+    """
     import torch
 
     from lipflow.attack import PGD, Outcome, pgd, save
     from lipflow.frozen import Frozen
+    from lipflow.pretrained import folder_of
     from lipflow.radius import parse_radius
+    from lipflow.report.consistency import refuted
+    from lipflow.train.distributed import join, threads
+    from lipflow.train.recipe import Recipe
+    from lipflow.train.record import Record
 
-    names = sorted(arguments.radii or radii, key=parse_radius)
+    folder = folder_of(arguments.run)
+    trained = (folder / "run.json").is_file()  # the certificate of a user's own network has none
+    recipe = Record.read(folder).run.recipe if trained else Recipe()
+    names = sorted(arguments.radii or recipe.radii, key=parse_radius)
     eps = [parse_radius(name) for name in names]
-    weights, certificate = certified(arguments.run)
+    weights, certificate = certified(folder)
     given = certificate if arguments.limit is None else certificate.first(arguments.limit)
     images, truth = torch.from_numpy(given.images), torch.from_numpy(given.truth).long()
-    frozen, how = Frozen.load(weights), PGD(steps=arguments.steps, restarts=arguments.restarts, seed=arguments.seed)
+    how = PGD(steps=arguments.steps, restarts=arguments.restarts, seed=arguments.seed)
+    with join("cpu") as ranks, threads(recipe.threads):
+        frozen = Frozen.load(weights)
+        cache = PartCache(f"attack {frozen.digest} {how} {eps}")
 
-    def attacked(images: "Tensor", truth: "Tensor", index: "Tensor") -> dict[str, "Tensor"]:
-        return {"success": pgd(frozen, images, truth, eps, how, index).success}
+        def attacked(images: "Tensor", truth: "Tensor", index: "Tensor") -> dict[str, "Tensor"]:
+            return {"success": pgd(frozen, images, truth, eps, how, index).success}
 
-    rows = [ranks.share(part) for part in (images, truth, torch.arange(len(truth)))]
-    cache = PartCache(f"attack {frozen.digest} {how} {eps}")
-    parts = ranks.gather(cache.run(attacked, rows, CHUNK_IMAGES, "attacking", ranks.first))
-    broken = torch.cat([part["success"] for part in parts]).numpy()  # (images, radii); true where the label was wrong
-    if not ranks.first:
-        return 0
-    robust = {name: ~broken[:, column] for column, name in enumerate(names)}
-    outcome = Outcome(how.steps, how.restarts, given.right, robust, None)
-    path = save(arguments.run, outcome, how, certificate)  # before the gallery, which takes long
-    print(f"wrote {path}")
-    sound = agrees(certificate, outcome)
-    show(given, outcome, f"{arguments.run}: {len(truth)} images under L2-PGD")
-    if arguments.gallery > 0:
-        outcome = replace(outcome, examples=examples(frozen, given, how, arguments.gallery))
-        sound &= agrees(certificate, replace(outcome, robust={}))
-        path = save(arguments.run, outcome, how, certificate)
-        print(f"wrote {path}")
-    cache.clear()
-    return 0 if sound else 1
+        rows = [ranks.share(part) for part in (images, truth, torch.arange(len(truth)))]
+        parts = ranks.gather(cache.run(attacked, rows, CHUNK_IMAGES, "attacking", ranks.first))
+        if not ranks.first:
+            return 0
+        broken = torch.cat([part["success"] for part in parts]).numpy()  # (images, radii): the label was wrong
+        robust = {name: ~broken[:, column] for column, name in enumerate(names)}
+        outcome = Outcome(how.steps, how.restarts, given.right, robust, None)
+        print(f"wrote {save(folder, outcome, how, certificate)}")  # before the gallery, which takes long
+        found = refuted(certificate, outcome)
+        print_contradictions(found)
+        show(given, outcome, f"{folder}: {len(truth)} images under L2-PGD")
+        if arguments.gallery > 0:
+            outcome = replace(outcome, examples=examples(frozen, given, how, arguments.gallery))
+            in_gallery = refuted(certificate, replace(outcome, robust={}))
+            print_contradictions(in_gallery)
+            found += in_gallery
+            print(f"wrote {save(folder, outcome, how, certificate)}")
+        cache.clear()
+        return 1 if found else 0
 
 
 def certified(folder: Path) -> "tuple[Path, CertificateFile]":
@@ -118,33 +117,15 @@ def certified(folder: Path) -> "tuple[Path, CertificateFile]":
     return weights, found
 
 
-def agrees(certificate: "CertificateFile", outcome: "Outcome") -> bool:
-    """Return whether an attack agrees with a certificate; print what contradicts it."""
-    from lipflow.report.consistency import refuted
-
-    found = refuted(certificate, outcome)
-    for text in found:
-        print(f"CONTRADICTION: {text}", file=sys.stderr)
-    if found:
-        print("this is a bug in lipflow; please report it with the folder of the run", file=sys.stderr)
-    return not found
-
-
 def show(certificate: "CertificateFile", outcome: "Outcome", title: str) -> None:
     """Print certified accuracy beside accuracy under attack."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     from lipflow.radius import parse_radius
-    from lipflow.report.table import percent
+    from lipflow.report.table import accuracy, percent
 
-    table = Table("radius", "certified", "under attack", title=Text(title))  # Text: names may contain brackets
-    table.add_row("0 (clean)", *[percent(float(certificate.right.mean()))] * 2)
-    for name, robust in outcome.robust.items():
-        both = certificate.certified(parse_radius(name)), robust
-        table.add_row(name, *(percent(float(flags.mean())) for flags in both))
-    Console().print(table)
+    rows = [("0 (clean)", certificate.right, certificate.right)]
+    rows += [(name, certificate.certified(parse_radius(name)), robust) for name, robust in outcome.robust.items()]
+    cells = [(name, percent(accuracy(proved)), percent(accuracy(robust))) for name, proved, robust in rows]
+    print_table(("radius", "certified", "under attack"), cells, title)
 
 
 def examples(frozen: "Frozen", certificate: "CertificateFile", how: "PGD", count: int) -> "Examples":
@@ -156,7 +137,6 @@ def examples(frozen: "Frozen", certificate: "CertificateFile", how: "PGD", count
     import torch
 
     from lipflow.attack import Examples
-    from lipflow.commands.parts import with_progress_bar
 
     order = torch.from_numpy(certificate.radius).argsort(stable=True)
     index = order[torch.linspace(0, len(order) - 1, min(count, len(order))).round().long()]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from lipflow.commands.parts import PartCache
+from lipflow.commands.terminal import print_table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,7 +73,7 @@ def certify(arguments: Certify) -> int:
             bound, error = digits_up(frozen.lipschitz, 12), digits_up(frozen.rounding, 3)
             print(f"L = {bound:.12g}, rounding at most E = {error:.2e} over all images")
         cache = PartCache(f"the scores of {frozen.digest}")
-        certificates = over_ranks(frozen, images, ranks, cache)
+        certificates = certify_images(frozen, images, ranks, cache)
         if certificates is None:
             return 0
         certificate.save(folder, frozen, certificates, images, truth, split_name, arguments.network)
@@ -101,7 +102,7 @@ def name_of_split(arguments: Certify, folder: Path, dataset: "Dataset") -> str:
     return "other"
 
 
-def over_ranks(frozen: "Frozen", images: "Tensor", ranks: "Ranks", cache: PartCache) -> "Certificates | None":
+def certify_images(frozen: "Frozen", images: "Tensor", ranks: "Ranks", cache: PartCache) -> "Certificates | None":
     """Certify images, each rank its share; return all rows on the first rank, None on the others.
 
     Scores may have been computed before an interruption; the radii are always computed here.
@@ -124,22 +125,16 @@ def over_ranks(frozen: "Frozen", images: "Tensor", ranks: "Ranks", cache: PartCa
 
 def show(certificates: "Certificates", truth: "Tensor", radii: dict[str, Fraction], title: str) -> None:
     """Print clean and certified accuracy and the average radius (0 for wrong labels), by our rule and the paper's."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     from lipflow.report.table import percent
 
+    def mean(values: "Tensor") -> float:
+        return float(values.double().mean())
+
     right = certificates.label == truth
-    table = Table("radius", "certified", "by the paper's rule", title=Text(title))
-    table.add_row("0 (clean)", *[percent(certificates.accuracy(truth))] * 2)
+    rows = [("0 (clean)", *[percent(certificates.accuracy(truth))] * 2)]
     for name, eps in radii.items():
-        paper = _mean(right & (certificates.paper_radius > float(eps)))
-        table.add_row(name, percent(certificates.accuracy(truth, eps)), percent(paper))
+        paper = mean(right & (certificates.paper_radius > float(eps)))
+        rows.append((name, percent(certificates.accuracy(truth, eps)), percent(paper)))
     both = certificates.radius, certificates.paper_radius
-    table.add_row("average radius", *(f"{_mean(radius * right):.4f}" for radius in both))
-    Console().print(table)
-
-
-def _mean(values: "Tensor") -> float:
-    return float(values.double().mean())
+    rows.append(("average radius", *(f"{mean(radius * right):.4f}" for radius in both)))
+    print_table(("radius", "certified", "by the paper's rule"), rows, title)

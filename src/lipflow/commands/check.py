@@ -1,4 +1,4 @@
-"""`lipflow check RUN`: the independent checker, by the name people look for."""
+"""`lipflow check RUN`: run the independent checker, `lipflow.check`, on the certificate of a run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ class Check:
 
 
 def check(arguments: Check) -> int:
-    """Accept (0) or reject (1), and say why. Where there is no certificate, there is nothing to reject (2)."""
+    """Accept (0) or reject (1), and print why. A missing certificate is a mistake of the user (2)."""
     from lipflow.check import main
 
     run, named = arguments.run, Path("runs") / arguments.run

@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Data:
-    """Fetch a dataset, unless it is there, check it and show what is in it."""
+    """Download a dataset if it is missing, check it and show what is in it."""
 
     name: str
     """digits, cifar10, cifar100, or folder (your own images, with --data-dir)."""
@@ -17,17 +17,15 @@ class Data:
 
 
 def data(arguments: Data) -> int:
-    """Print the splits of a dataset, after downloading it if need be."""
-    from rich.console import Console
-    from rich.table import Table
-
+    """Print the splits of a dataset, after downloading it if necessary."""
+    from lipflow.commands.terminal import print_table
     from lipflow.data import DOWNLOADS, fetch, load
 
     if arguments.name in DOWNLOADS:
         print(f"{arguments.name} is in {fetch(arguments.name, arguments.data_dir)}")
     found = load(arguments.name, arguments.data_dir, image_size=arguments.image_size)
-    table = Table("split", "images", "shape", "classes", title=found.name)
-    for title, split in (("train", found.train), ("validation", found.validation), ("test", found.test)):
-        table.add_row(title, str(len(split)), "×".join(map(str, found.shape)), str(found.classes))
-    Console().print(table)
+    splits = {"train": found.train, "validation": found.validation, "test": found.test}
+    shape = "×".join(map(str, found.shape))
+    rows = [(title, str(len(split)), shape, str(found.classes)) for title, split in splits.items()]
+    print_table(("split", "images", "shape", "classes"), rows, found.name)
     return 0

@@ -11,22 +11,21 @@ class Models:
 def models(arguments: Models) -> int:
     """Print a table of the networks, built without memory for their weights."""
     import torch
-    from rich.console import Console
-    from rich.table import Table
 
     from lipflow.blocks import Affine, LastLayerNormalization
+    from lipflow.commands.terminal import print_table
     from lipflow.flows import Flow
     from lipflow.models import MODELS, build
     from lipflow.pretrained import NAMES
 
-    table = Table("model", "parameters", "layers", "input", "")
+    rows = []
     for name, model in MODELS.items():
         with torch.device("meta"):
             network = build(name)
         parameters = sum(p.numel() for p in network.parameters())
         layers = sum(isinstance(m, Flow | Affine | LastLayerNormalization) for m in network.modules())
         shape = "×".join(map(str, model.in_shape))
-        table.add_row(name, f"{parameters:,}", str(layers), shape, model.summary)
-    Console().print(table)
+        rows.append((name, f"{parameters:,}", str(layers), shape, model.summary))
+    print_table(("model", "parameters", "layers", "input", ""), rows)
     print(f"trained, for lipflow.load(NAME) and lipflow certify NAME: {', '.join(NAMES)}")
     return 0

@@ -1,4 +1,4 @@
-"""Work on many images in parts, with progress, and resume after an interruption.
+"""Work on many images in parts, and resume after an interruption.
 
 The result of each part is stored in the user's cache until the whole work is done. A part is found again by a digest of
 everything that it depends on, the source code of lipflow included. The folder of the run is not used for this, because
@@ -10,11 +10,12 @@ import hashlib
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import lipflow
+from lipflow.commands.terminal import with_progress_bar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +26,7 @@ MAX_AGE_SECONDS = 30 * 24 * 3600  # of parts that no command has used
 
 
 class PartCache:
-    """The stored parts of one work, which depends on the text `about` and on the rows that it is done for."""
+    """The stored parts of one work. The text `about` describes all that a part depends on beside its rows."""
 
     def __init__(self, about: str) -> None:
         import torch
@@ -45,23 +46,22 @@ class PartCache:
 
         total = len(rows[0])
         parts = torch.arange(total).split(chunk)  # one part, if there are no rows
-        paths = [self.folder / f"{_digest([t[part] for t in rows])}.safetensors" for part in parts]
-        results = {path: columns for path in paths if (columns := _read(path)) is not None}
-        left = [(part, path) for part, path in zip(parts, paths, strict=True) if path not in results]
-        done = total - sum(len(part) for part, _ in left)
+        paths = [self._path([t[part] for t in rows]) for part in parts]
+        results = {i: columns for i, path in enumerate(paths) if (columns := _read(path)) is not None}
+        missing = [i for i in range(len(parts)) if i not in results]
+        done = total - sum(len(parts[i]) for i in missing)
         if done and shown:
             print(f"{done} of {total} images were done before an interruption; continuing")
-        progress = with_progress_bar([part for part, _ in left], verb, shown)
         try:
-            for part, path in zip(progress, [path for _, path in left], strict=True):
-                results[path] = work(*(t[part] for t in rows))
-                _store(path, results[path])
+            for i, part in zip(missing, with_progress_bar([parts[i] for i in missing], verb, shown), strict=True):
+                results[i] = work(*(t[part] for t in rows))
+                _store(paths[i], results[i])
                 done += len(part)
         except KeyboardInterrupt:
             if done and shown:
                 print(f"{done} of {total} images are done; the same command continues from there", file=sys.stderr)
             raise
-        return [results[path] for path in paths]
+        return [results[i] for i in range(len(parts))]
 
     def clear(self) -> None:
         """Remove the parts of this work, and old parts of any other."""
@@ -71,34 +71,12 @@ class PartCache:
                 if time.time() - other.stat().st_mtime > MAX_AGE_SECONDS:
                     shutil.rmtree(other, ignore_errors=True)
 
-
-def with_progress_bar(parts: "Sequence[Tensor]", verb: str, shown: bool = True) -> "Iterator[Tensor]":
-    """Iterate over parts, each a tensor of indices of images; show a bar on a terminal, and lines elsewhere."""
-    if not shown or len(parts) < 2:
-        yield from parts
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    from lipflow.train.writer import with_progress
-
-    console = Console()
-    if not console.is_terminal:
-        yield from with_progress(parts, verb, lambda line: print(line, flush=True))
-        return
-    with Progress(BarColumn(), TextColumn("{task.description}"), console=console, transient=True) as bar:
-        task = bar.add_task(verb, total=sum(map(len, parts)))
-        for part in with_progress(parts, verb, lambda line: bar.update(task, description=line), seconds=0.0):
-            yield part
-            bar.advance(task, len(part))
-
-
-def _digest(rows: "Sequence[Tensor]") -> str:
-    sha = hashlib.sha256()
-    for t in rows:
-        sha.update(f"{t.dtype} {tuple(t.shape)}".encode())
-        sha.update(t.numpy().tobytes())
-    return sha.hexdigest()
+    def _path(self, rows: "Sequence[Tensor]") -> Path:
+        sha = hashlib.sha256()
+        for t in rows:
+            sha.update(f"{t.dtype} {tuple(t.shape)}".encode())
+            sha.update(t.numpy().tobytes())
+        return self.folder / f"{sha.hexdigest()}.safetensors"
 
 
 def _read(path: Path) -> "Columns | None":

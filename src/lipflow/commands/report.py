@@ -1,9 +1,11 @@
-"""`lipflow report RUN…`: what runs have to show, as a page, tables and figures."""
+"""`lipflow report RUN…`: compare runs on an HTML page, in tables and in figures."""
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from lipflow.commands.terminal import print_contradictions, print_table
 
 if TYPE_CHECKING:
     from lipflow.report.table import Summary
@@ -14,22 +16,21 @@ class Report:
     """Compare runs on one page that opens offline: tables, curves, radii, images and certificates."""
 
     runs: tuple[Path, ...]
-    """The folders of runs, or pretrained networks by name; what a run lacks is said, other folders are left out."""
+    """The folders of runs, or pretrained networks by name; folders without a run are left out."""
     out: Path = Path("report.html")
-    """The page."""
+    """The file of the page."""
     names: tuple[str, ...] = ()
-    """What to call the runs, one name each (default: their folders' names)."""
+    """The names of the runs, one each (default: the names of their folders)."""
     radii: tuple[str, ...] = ()
-    """Radii of the tables, such as 36/255 0.5 (default: all that the runs speak of)."""
+    """Radii of the tables, such as 36/255 0.5 (default: those of the recipes, the attacks and the paper)."""
     markdown: Path | None = None
-    """Write the table as Markdown too, into this file."""
+    """Also write the table as Markdown, into this file."""
     figures: Path | None = None
-    """Write the curves as PNG and PDF too, into this folder (needs matplotlib)."""
+    """Also write the curves as PNG and PDF, into this folder (needs matplotlib)."""
 
 
 def report(arguments: Report) -> int:
-    """Read, compare, write, and print the table; certified ≤ attacked ≤ clean, or something is wrong (1)."""
-    from lipflow.files import write_atomic
+    """Read and compare runs, write the page, and print the tables. Return 1 if an attack refutes a certificate."""
     from lipflow.pretrained import folder_of
     from lipflow.report import figure
     from lipflow.report.consistency import contradictions
@@ -37,75 +38,73 @@ def report(arguments: Report) -> int:
     from lipflow.report.run_results import read_all
     from lipflow.report.table import markdown, summarise
 
-    for flag, path in (("--out", arguments.out), ("--markdown", arguments.markdown)):
-        if path is not None:
-            _require_place(flag, path)
-    if arguments.markdown is not None and arguments.markdown.resolve() == arguments.out.resolve():
-        raise ValueError(f"--out {arguments.out} and --markdown {arguments.markdown} are one file; give two")
-    if arguments.figures is not None:
+    out, other, figures = arguments.out, arguments.markdown, arguments.figures
+    _require_file("--out", out)
+    if other is not None:
+        _require_file("--markdown", other)
+        if other.resolve() == out.resolve():
+            raise ValueError(f"--out {out} and --markdown {other} are one file; give two")
+    if figures is not None:
         figure.require_matplotlib()
-        if arguments.figures.exists() and not arguments.figures.is_dir():
-            raise ValueError(f"--figures {arguments.figures}: that is a file; give a folder")
+        if figures.exists() and not figures.is_dir():
+            raise ValueError(f"--figures {figures}: that is a file; give a folder")
     folders = tuple(folder_of(run) for run in arguments.runs)
     runs = read_all(folders if arguments.names else _with_runs(folders), arguments.names)  # names go by position
     for run in runs:
         if run.stale:
             print(f"lipflow: {run.name}: {run.missing[-1]}", file=sys.stderr)
     summary = summarise(runs, arguments.radii)
-    wrong = [text for run in runs for text in contradictions(run)]
-    texts = {arguments.out: page(runs, summary)}
-    if arguments.markdown is not None:
-        texts[arguments.markdown] = markdown(summary, wrong)
-    for path, text in texts.items():
-        write_atomic(path, lambda temporary, text=text: temporary.write_text(text, encoding="utf-8"))
-    for text in wrong:  # before anything else can go wrong
-        print(f"CONTRADICTION: {text}", file=sys.stderr)
-    if wrong:
-        print("a certificate and an attack cannot both be right: run `lipflow check`, and report it", file=sys.stderr)
+    found = [text for run in runs for text in contradictions(run)]
+    _write(out, page(runs, summary))
+    if other is not None:
+        _write(other, markdown(summary, found))
+    print_contradictions(found)
     show(summary)
-    written = [arguments.markdown] if arguments.markdown is not None else []
-    if arguments.figures is not None:
-        written += figure.save(runs, summary, arguments.figures)
+    written = [] if other is None else [other]
+    if figures is not None:
+        written += figure.save(runs, summary, figures)
     for path in written:
         print(f"wrote {path}")
-    print(f"wrote {arguments.out}: open it in a browser")
-    return 1 if wrong else 0
+    print(f"wrote {out}: open it in a browser")
+    return 1 if found else 0
 
 
 def show(summary: "Summary") -> None:
-    """Print a table for each run, ε down, what was proved and what an attack left across; then one of the paper."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
+    """Print one table per run, with one row per radius, and one for the networks of the paper; then the remarks."""
     for entry in (*summary.entries, *summary.paper):
-        title = Text(f"{entry.name}: {entry.about}")  # a name is text, whatever brackets are in it
-        table = Table("radius", title=title)
-        for line in entry.lines:
-            table.add_column(Text(line.title))
-        for row, name in enumerate(("0 (clean)", *summary.epsilons)):
-            table.add_row(name, *(line.values[row] for line in entry.lines))
-        if any(line.average for line in entry.lines):
-            table.add_row("average radius", *(line.average for line in entry.lines))
-        console.print(table if entry.lines else title)
+        columns = [("radius", "0 (clean)", *summary.epsilons, "average radius")]
+        columns += [(line.title, *line.values, line.average) for line in entry.lines]
+        title, *rows = zip(*columns, strict=True)
+        if not any(line.average for line in entry.lines):
+            rows.pop()
+        if entry.lines:
+            print_table(title, rows, f"{entry.name}: {entry.about}")
+        else:
+            print(f"{entry.name}: {entry.about}")
         for remark in (*entry.notes, *entry.remarks):
-            console.print(Text(f"{entry.name}: {remark}"), soft_wrap=True)
+            print(f"{entry.name}: {remark}")
 
 
 def _with_runs(folders: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Those that hold a run, and a word on the others; all of them if none does, to be refused."""
-    empty = [folder for folder in folders if not (folder / "run.json").is_file()]
-    if len(empty) == len(folders):
+    """Return the folders that hold a run, and name the others; if none does, return all, for an error later."""
+    runs = tuple(folder for folder in folders if (folder / "run.json").is_file())
+    if not runs:
         return folders
-    for folder in empty:
-        print(f"lipflow: passed over {folder}: it holds no run.json", file=sys.stderr)
-    return tuple(folder for folder in folders if folder not in empty)
+    for folder in folders:
+        if folder not in runs:
+            print(f"lipflow: passed over {folder}: it holds no run.json", file=sys.stderr)
+    return runs
 
 
-def _require_place(flag: str, path: Path) -> None:
-    """Refuse a place that cannot be written to before any work is done."""
+def _require_file(flag: str, path: Path) -> None:
+    """Raise if a file cannot be written at a path."""
     if not path.parent.is_dir():
         raise ValueError(f"{flag} {path}: there is no folder {path.parent}")
     if path.is_dir():
         raise ValueError(f"{flag} {path}: that is a folder; give a file, such as {path / 'report.html'}")
+
+
+def _write(path: Path, text: str) -> None:
+    from lipflow.files import write_atomic
+
+    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))

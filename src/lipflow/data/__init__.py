@@ -54,28 +54,27 @@ def load(
     validation: int | None = None,
     download: bool = True,
 ) -> Dataset:
-    """The dataset `name` (one of SOURCES), or a DataError that says what is wrong and what to do.
+    """Load the dataset `name`, one of SOURCES; raise DataError if its data is missing or damaged.
 
-    data_dir: where the data is; without it, CIFAR comes from the cache and is downloaded to it if `download`.
-    image_size: the side images of a folder are resized to.
-    validation: how many training images to hold out for selection (default: 300 digits, 5000 of CIFAR, a tenth of a
-    folder). Always the same ones, in the classes' proportions; the test split never depends on it.
+    data_dir: the folder of the data. Without it, CIFAR is read from the cache, and downloaded to it if `download`.
+    image_size: the side to which the images of a folder are resized.
+    validation: the number of training images held out for selection (default: 300 digits, 5000 of CIFAR, a tenth of a
+    folder). They are always the same, in proportion to the classes, and the test split does not depend on them.
     """
     if name not in SOURCES:
-        raise DataError(f"no dataset is called {name!r}; there are {', '.join(SOURCES)}")
-    where = None if data_dir is None else Path(data_dir).expanduser()
-    if where is not None and not where.is_dir():
-        raise DataError(
-            f"the data folder {where} {'is a file' if where.exists() else 'does not exist'}; check --data-dir"
-        )
+        raise DataError(f"no dataset is called {name!r}; use one of {', '.join(SOURCES)}")
+    path = None if data_dir is None else Path(data_dir).expanduser()
+    if path is not None and not path.is_dir():
+        fault = "is a file" if path.exists() else "does not exist"
+        raise DataError(f"the data folder {path} {fault}; check --data-dir")
     try:
-        return SOURCES[name](Request(where, image_size, validation, download))
+        return SOURCES[name](Request(path, image_size, validation, download))
     except OSError as error:
         raise DataError(f"{name} cannot be read: {error}") from error
 
 
 def fetch(name: str, data_dir: str | PathLike[str] | None = None) -> Path:
-    """Download the dataset `name` into `data_dir` (default: the cache) unless it is there; return its path."""
+    """Download the dataset `name` into `data_dir` (default: the cache) unless it is there, and return its path."""
     if name not in DOWNLOADS:
         raise DataError(f"there is nothing to download for {name!r}; only for {', '.join(DOWNLOADS)}")
     return cifar.fetch(DOWNLOADS[name], None if data_dir is None else Path(data_dir).expanduser())

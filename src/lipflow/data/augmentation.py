@@ -1,4 +1,4 @@
-"""Random crops, flips and erased squares of a batch in memory, each a function of (seed, epoch, image index) alone."""
+"""Random crops, flips and erased squares of a batch, each a function of (seed, epoch, image index) alone."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def augment(
     flip: bool = True,
     erase: int = 0,
 ) -> Tensor:
-    """Pad each image by `pad` on all sides, crop a window of the old size at random, mirror half of them left to right.
+    """Pad each image by `pad` on all sides, crop a random window of the old size, and mirror half of the images.
 
     The paper's augmentation is pad=4, "reflect" (the border pixel is not repeated), with flips; SOC's is "zeros".
     The offsets, uniform on {0, …, 2·pad}², and the flip of an image depend on (seed, epoch, its index) only: see
-    Note [counter-based randomness]. Nothing is padded in fact: the three maps are composed into one gather. A square of
-    side `erase` about a random pixel is then set to the image's mean colour (cutout: DeVries and Taylor 2017).
+    Note [counter-based randomness]. Padding, crop and flip are one gather. A square of side `erase` around a random
+    pixel is then set to the mean colour of the image (cutout: DeVries and Taylor 2017).
     """
     if images.dim() != 4:
         raise ValueError(f"augment() needs images of shape (batch, channels, height, width); got {tuple(images.shape)}")
     batch, channels, height, width = images.shape
     if indices.shape != (batch,):
-        raise ValueError(f"augment() needs one index an image, shape ({batch},); got {tuple(indices.shape)}")
+        raise ValueError(f"augment() needs one index for each image, shape ({batch},); got {tuple(indices.shape)}")
     if mode not in _SOURCES:
-        raise ValueError(f"augment() knows the modes {', '.join(map(repr, _SOURCES))}; got {mode!r}")
+        raise ValueError(f"augment() has the modes {', '.join(map(repr, _SOURCES))}; got {mode!r}")
     if pad < 0 or (mode == "reflect" and pad >= min(height, width)):
         raise ValueError(f"cannot {mode}-pad {height}×{width} images by {pad}; reflection needs 0 <= pad < both sides")
     if not 0 <= erase <= min(height, width):
@@ -44,14 +44,14 @@ def augment(
 
     indices = indices.to(images.device)
 
-    def positions(purpose: int, side: int) -> Tensor:  # (batch, side), in [-pad, side + pad)
-        offset = below(bits(key(purpose, seed, epoch), indices), 2 * pad + 1) - pad
-        return offset[:, None] + torch.arange(side, device=images.device)
+    def draw(purpose: int, bound: int) -> Tensor:  # (batch, 1), in [0, bound)
+        return below(bits(key(purpose, seed, epoch), indices), bound)[:, None]
 
-    rows, columns = positions(_ROWS, height), positions(_COLUMNS, width)
+    # The source of each row and column, in [-pad, side + pad)
+    rows = draw(_ROWS, 2 * pad + 1) - pad + torch.arange(height, device=images.device)
+    columns = draw(_COLUMNS, 2 * pad + 1) - pad + torch.arange(width, device=images.device)
     if flip:
-        mirrored = below(bits(key(_FLIP, seed, epoch), indices), 2).bool()
-        columns = torch.where(mirrored[:, None], columns.flip(1), columns)
+        columns = torch.where(draw(_FLIP, 2).bool(), columns.flip(1), columns)
 
     source = _SOURCES[mode]
     pixel = source(rows, height)[:, :, None] * width + source(columns, width)[:, None, :]
@@ -61,13 +61,10 @@ def augment(
         inside = _inside(rows, height)[:, :, None] & _inside(columns, width)[:, None, :]
         crops.masked_fill_(~inside[:, None], 0)
     if erase:
-
-        def within(purpose: int, side: int) -> Tensor:  # (batch, side)
-            first = below(bits(key(purpose, seed, epoch), indices), side) - erase // 2
-            position = torch.arange(side, device=images.device) - first[:, None]
-            return (position >= 0) & (position < erase)
-
-        square = within(_TOP, height)[:, None, :, None] & within(_LEFT, width)[:, None, None, :]
+        top, left = draw(_TOP, height) - erase // 2, draw(_LEFT, width) - erase // 2
+        in_rows = _inside(torch.arange(height, device=images.device) - top, erase)
+        in_columns = _inside(torch.arange(width, device=images.device) - left, erase)
+        square = in_rows[:, None, :, None] & in_columns[:, None, None, :]
         crops = torch.where(square, crops.double().mean((2, 3), keepdim=True).to(crops.dtype), crops)
     return crops
 

@@ -2,8 +2,8 @@
 
 The official *binary* version, https://www.cs.toronto.edu/~kriz/cifar.html, is a file of fixed-size records: the label
 bytes (CIFAR-10: one; CIFAR-100: coarse, then fine), then 3072 pixel bytes (red, green and blue planes of 32×32). It is
-read from its folder or straight from the archive, of which nothing is extracted. An existing folder of the
-official *Python* version is read too (cifar_pickle.py). A file of the wrong size, or a label out of range, is an error.
+read from its folder or directly from the archive, without extracting it. An existing folder of the official *Python*
+version is read too (cifar_pickle.py). A file of the wrong size, or a label out of range, is an error.
 """
 
 from __future__ import annotations
@@ -58,10 +58,6 @@ class Layout:
     @property
     def files(self) -> dict[str, int]:
         return {**self.train, **self.test}
-
-    @property
-    def pickle_files(self) -> dict[str, str]:
-        return {**self.pickle_train, **self.pickle_test}
 
     @property
     def remedy(self) -> str:
@@ -130,18 +126,18 @@ CIFAR100 = Layout(
 
 
 def load(layout: Layout, request: Request) -> Dataset:
-    """45000 train, 5000 validation and 10000 test images (3, 32, 32), from the folder asked for or the cache.
+    """45000 train, 5000 validation and 10000 test images (3, 32, 32), from the requested folder or the cache.
 
-    Only where no folder is named, and the cache has nothing, is the official archive downloaded.
+    The official archive is downloaded only if no folder was requested and the cache does not have the data.
     """
     request.refuse_image_size(layout.name, SIDE)
     where = request.data_dir or cache_dir()
     found = find(layout, where)
     if found is None and request.data_dir is None and request.download:
-        found = download(layout.title, layout.url, layout.archive_sha256, where), read_archive
+        found = fetch(layout, None), read_archive
     if found is None:
         raise DataError(
-            f"no {layout.title} in {where}: it holds neither {layout.folder}/ nor {layout.archive} nor "
+            f"no {layout.title} in {where}: it has neither {layout.folder}/ nor {layout.archive} nor "
             f"{layout.pickle_folder}/; run `lipflow data {layout.name}`, or point --data-dir at a folder that has one"
         )
     path, read = found
@@ -161,9 +157,9 @@ Reader = Callable[[Layout, Path], tuple[Split, Split]]
 
 
 def find(layout: Layout, where: Path) -> tuple[Path, Reader] | None:
-    """The first of the accepted forms that is in `where`, or that `where` itself is, with the function to read it.
+    """The path of the data in `where`, or `where` itself, and the function that reads it.
 
-    A folder that has only some of the files is found, so that reading it names the file that is missing.
+    A folder with only some of the files is found too, so that the error names the missing file.
     """
     inside: dict[str, Reader] = {
         layout.folder: read_folder,
@@ -175,7 +171,7 @@ def find(layout: Layout, where: Path) -> tuple[Path, Reader] | None:
             return where / name, read
     if any((where / name).is_file() for name in layout.files):
         return where, read_folder
-    if any((where / name).is_file() for name in layout.pickle_files):
+    if any((where / name).is_file() for name in (*layout.pickle_train, *layout.pickle_test)):
         return where, read_pickle_folder
     return None
 
@@ -193,7 +189,7 @@ def read_folder(layout: Layout, folder: Path) -> tuple[Split, Split]:
 
 
 def read_archive(layout: Layout, archive: Path) -> tuple[Split, Split]:
-    """(train, test) from the members of the binary .tar.gz, in memory; its checksum is verified to the last byte."""
+    """(train, test) from the members of the binary .tar.gz, in memory; the checksum of the whole file is verified."""
     wanted = {f"{layout.folder}/{name}": name for name in layout.files}
     contents = {}
     try:
@@ -236,9 +232,9 @@ def _check_size(layout: Layout, what: str, size: int, records: int) -> None:
 
 
 def _decode(layout: Layout, contents: Mapping[str, bytes], where: str) -> tuple[Split, Split]:
-    other = [name for name, digest in layout.sha256.items() if hashlib.sha256(contents[name]).hexdigest() != digest]
-    if other:
-        message = f"{where}: {', '.join(other)} of the right size, but not the bytes of the official {layout.title}"
+    changed = [name for name, digest in layout.sha256.items() if hashlib.sha256(contents[name]).hexdigest() != digest]
+    if changed:
+        message = f"{where}: {', '.join(changed)} has the right size but differs from the official {layout.title}"
         warnings.warn(message, stacklevel=2)
 
     def decode(files: Mapping[str, int]) -> Split:

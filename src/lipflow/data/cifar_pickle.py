@@ -1,7 +1,7 @@
-"""The official Python version of CIFAR, which is pickle: read only if its files are, bit for bit, the published ones.
+"""The official Python version of CIFAR, which is pickled: only the published files, bit for bit, are read.
 
-A pickle is a program. The published MD5 is checked before a byte of it is interpreted (forging another file with a
-given MD5, a second preimage, is out of reach), and the unpickler knows only the three names a NumPy array needs.
+A pickle can run code. The published MD5 is checked before the file is unpickled (forging a file with a given MD5 is a
+second-preimage attack, which is infeasible), and the unpickler allows only the three names that a NumPy array needs.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import numpy as np
 
 from lipflow.data.dataset import DataError
 
-_RECONSTRUCT: Any = np.empty(0).__reduce__()[0]
 _ALLOWED: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
 }
@@ -43,7 +42,7 @@ def read_batch(path: Path, md5: str, labels_key: bytes, remedy: str) -> tuple[np
 
 
 class ArrayUnpickler(pickle.Unpickler):
-    """Unpickles dicts, lists, numbers, bytes and NumPy arrays, and refuses every other name."""
+    """Unpickles dicts, lists, numbers, bytes and NumPy arrays; raises on every other name."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         try:

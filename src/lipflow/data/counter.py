@@ -1,9 +1,9 @@
-"""Counter-based random bits: a pure function of (purpose, seed, epoch, index), with no generator to carry along.
+"""Counter-based random bits: a pure function of (purpose, seed, epoch, index), without a generator's state.
 
 Note [counter-based randomness]
-    What is random about image i in epoch e is SplitMix64's output number i of the sequence keyed by
-    (purpose, seed, e). It is therefore the same whatever the batch size, the batch order, the number of ranks, the
-    device or the version of torch, and a resumed run needs no generator state.
+    The random bits of image i in epoch e are output number i of SplitMix64 with the key (purpose, seed, e). They do not
+    depend on the batch size, the batch order, the number of ranks, the device or the version of torch, and a resumed
+    run needs no generator state.
 
 SplitMix64 is Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 """
@@ -39,10 +39,9 @@ def bits(key: int, index: Tensor) -> Tensor:
 def below(bits: Tensor, bound: int) -> Tensor:
     """Integers in [0, bound) from 64 random bits: ⌊(top 32 bits) · bound / 2³²⌋.
 
-    No value is likelier than another by more than 2⁻³² (Lemire 2019, "Fast random integer generation in an interval").
+    The probabilities of two values differ by at most 2⁻³² (Lemire 2019, "Fast random integer generation in an
+    interval"). bound < 2³¹, so that the product does not overflow.
     """
-    if not 0 < bound < 1 << 31:
-        raise ValueError(f"below() needs 0 < bound < 2**31; got {bound}")
     return (_shift(bits, 32) * bound) >> 32
 
 
@@ -54,7 +53,7 @@ def _mix(z: int) -> int:
 
 
 def _shift(z: Tensor, by: int) -> Tensor:
-    """Logical right shift: torch's >> carries the sign bit down."""
+    """Logical right shift: torch's >> extends the sign bit."""
     return (z >> by) & ((1 << (64 - by)) - 1)
 
 

@@ -1,4 +1,4 @@
-"""What a dataset is: three splits of byte images held in memory, their class names, and the training moments."""
+"""Datasets: three splits of uint8 images in memory, their class names, and the moments of the training images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPLIT_SEED = 2022
 
 
 class DataError(ValueError):
-    """Data that is missing, damaged, or not what was asked for. The message is for the user, in one line."""
+    """Data that is missing, damaged, or not as requested. The message is one line for the user."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ class Dataset:
         return channels, height, width
 
     def digest(self, split: SplitName) -> str:
-        """SHA-256 of a split, and of the names of its classes: of other images, or in another order, it is another."""
+        """SHA-256 of the images and labels of a split, in order, and of the class names."""
         part: Split = getattr(self, split)
         sha = hashlib.sha256(json.dumps([self.class_names, part.images.shape]).encode())
         for tensor in (part.images, part.labels):
@@ -82,7 +82,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Request:
-    """What the caller of `load` asked of a source; None is the source's own default."""
+    """The arguments of `load` for a source; None stands for the default of the source."""
 
     data_dir: Path | None = None
     image_size: int | None = None
@@ -98,18 +98,8 @@ class Request:
 
 
 def assemble(name: str, train: Split, validation: Split, test: Split, class_names: Sequence[str]) -> Dataset:
-    """A Dataset with its training moments, refused if a split has another image shape or a label without a name."""
-    for title, split in (("train", train), ("validation", validation), ("test", test)):
-        if split.images.shape[1:] != train.images.shape[1:]:
-            shapes = f"{tuple(split.images.shape[1:])}, train images {tuple(train.images.shape[1:])}"
-            raise DataError(f"{name}: {title} images have the shape {shapes}")
-        if len(split) and not 0 <= int(split.labels.min()) <= int(split.labels.max()) < len(class_names):
-            found = f"{int(split.labels.min())} to {int(split.labels.max())}"
-            raise DataError(f"{name}: {title} labels run from {found}, but there are {len(class_names)} classes")
-    if not len(train):
-        raise DataError(f"{name}: the training split is empty")
-    mean, std = moments(train.images)
-    return Dataset(name, train, validation, test, tuple(class_names), mean, std)
+    """A Dataset with the moments of its training images."""
+    return Dataset(name, train, validation, test, tuple(class_names), *moments(train.images))
 
 
 def moments(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -126,15 +116,15 @@ def moments(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def carve(name: str, split: Split, size: int) -> tuple[Split, Split]:
-    """(the rest, `size` held-out images): always the same ones, each class in its proportion, both in file order."""
+    """(the rest, `size` held-out images), both in file order. The same images of each class are always held out."""
     held = held_out(split.labels, quotas(name, split.labels, size))
     return split.take(~held), split.take(held)
 
 
 def quotas(name: str, labels: Tensor, size: int) -> Tensor:
-    """How many of each class are held out for `size` images in all  # (classes,)
+    """The number of held-out images of each class, `size` in all  # (classes,)
 
-    Class c of n_c images gives ⌊size · n_c / n⌋ of them, and the classes of largest remainder one more.
+    A class of n_c images gives ⌊size · n_c / n⌋, and the classes with the largest remainders one more.
     """
     n = len(labels)
     if not 0 <= size < n:
@@ -146,19 +136,18 @@ def quotas(name: str, labels: Tensor, size: int) -> Tensor:
 
 
 def held_out(labels: Tensor, quota: Tensor) -> Tensor:
-    """Which of the images with these labels are held out, so many of each class: always the same ones  # (n,) bool"""
+    """Which images are held out, `quota` of each class: always the same ones  # (n,) bool"""
     order = permutation(len(labels), SPLIT_SEED, 0)
-    ordered_labels = labels[order]
     held = torch.zeros(len(labels), dtype=torch.bool)
     for label, count in enumerate(quota.tolist()):
-        held[order[ordered_labels == label][:count]] = True
+        held[order[labels[order] == label][:count]] = True
     return held
 
 
 def to_unit(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Bytes k as the floats k/255, correctly rounded: float32 to train, float64 to certify.
 
-    The divisor is a tensor, for torch multiplies by the rounded 1/255 when a CUDA tensor is divided by a Python number.
+    The divisor is a tensor, as torch divides a CUDA tensor by a Python number by multiplying with the rounded 1/255.
     """
     if images.dtype != torch.uint8:
         raise ValueError(f"to_unit() takes uint8 images; got {images.dtype}")

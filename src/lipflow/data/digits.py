@@ -2,7 +2,7 @@
 
 E. Alpaydin and C. Kaynak (1998), Optical Recognition of Handwritten Digits, UCI Machine Learning Repository,
 https://doi.org/10.24432/C50P49, licensed CC BY 4.0. These are the 1797 images of its test set, as scikit-learn ships
-them (digits.txt has the attribution). The same 13 writers are in all three splits.
+them (attribution in digits.txt). The same 13 writers are in all three splits.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ TEST, VALIDATION = 300, 300
 def load(request: Request) -> Dataset:
     """1197 train, 300 validation and 300 test images (1, 8, 8); the test images are the same for every `validation`.
 
-    A pixel counts the black points of a 4×4 block, g in 0…16; it becomes the byte round(255·g/16). (255·g/16 is never
-    halfway between two integers but at g = 8: 127.5, rounded to even, 128.)
+    A pixel counts the black points of a 4×4 block, g in 0…16; it becomes the byte round(255·g/16), half to even.
     """
     if request.data_dir is not None:
         raise DataError(f"digits is part of the package and reads no files; got data_dir={str(request.data_dir)!r}")

@@ -4,10 +4,9 @@
     root/<class>/*.png                                                                (split here, 80/10/10)
 
 Without test/, val/ is the test split (as papers do with ImageNet's) and validation is held out of train/; without
-val/ likewise. What is held out is a tenth of each class, and at least one image of it. Classes are numbered in the
-alphabetical order of their folders. Test and validation images are mixed, always in the same way, so that the first so
-many of them are of all classes. Hidden files and files that are not images by their suffix are skipped; anything else
-that is wrong is an error that names the file.
+val/ likewise. A tenth of each class, and at least one image, is held out. Classes are numbered in the alphabetical
+order of their folders. Test and validation images are shuffled, always in the same way, so that a first part of them
+has all classes. Hidden files and files without an image suffix are skipped. Other faults are errors that name the file.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,20 +22,21 @@ import torch
 from lipflow.data.dataset import SPLIT_SEED, DataError, Dataset, Request, Split, assemble, held_out, quotas
 from lipflow.data.order import permutation
 
-_DEEP = re.compile(r"^[IF].*|\w+;(16|32)[BLNSF]+")  # modes of more than 8 bits; Pillow reads RGB;16B as RGB
+_DEEP = re.compile(r"^[IF].*|\w+;(16|32)[BLNSF]+")  # modes of more than 8 bits; Pillow decodes RGB;16B to RGB
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".pnm", ".tif", ".tiff")
 
 
 def load(request: Request) -> Dataset:
-    """Images (3, s, s) with s = image_size; without it, all images must have one size already, and keep it."""
+    """Images (3, s, s) with s = image_size; without image_size, all images must have the same size."""
     if request.data_dir is None:
-        raise DataError("--data folder needs --data-dir ROOT, a folder with one folder of images a class")
+        raise DataError("--data folder needs --data-dir ROOT, a folder with one folder of images for each class")
     if request.image_size is not None and request.image_size < 1:
         raise DataError(f"image_size must be a positive number of pixels; got {request.image_size}")
     names, files = _splits(request.data_dir, request.validation)
-    example = files[0].paths[0], _pixels(files[0].paths[0], request.image_size)
-    _refuse_more_than_memory(request.data_dir, sum(len(part.paths) for part in files), example[1])
-    train, validation, test = (_read(part, request.image_size, *example) for part in files)
+    first = files[0].paths[0]
+    example = _pixels(first, request.image_size)
+    _require_memory(request.data_dir, sum(len(part.paths) for part in files), example)
+    train, validation, test = (_read(part, request.image_size, first, example) for part in files)
     return assemble("folder", train, validation, test, names)
 
 
@@ -53,7 +53,7 @@ class _Files(NamedTuple):
         held = held_out(self.labels, quota)
         return self.take((~held).nonzero()[:, 0]), self.take(held.nonzero()[:, 0])
 
-    def mixed(self) -> _Files:
+    def shuffled(self) -> _Files:
         return self.take(permutation(len(self.paths), SPLIT_SEED, 1))
 
 
@@ -66,7 +66,7 @@ def _splits(root: Path, size: int | None) -> tuple[list[str], tuple[_Files, _Fil
         tenth = _quota(root, names, whole, None, splits=2 if size == 0 else 3)
         rest, test = whole.carve(tenth)
         train, validation = rest.carve(tenth if size is None else _quota(root, names, rest, size))
-        return names, (train, validation.mixed(), test.mixed())
+        return names, (train, validation.shuffled(), test.shuffled())
 
     if parts[0] != "train" or len(parts) == 1 or {"val", "validation"} <= set(parts):
         found = " and ".join(f"{part}/" for part in parts)
@@ -81,11 +81,11 @@ def _splits(root: Path, size: int | None) -> tuple[list[str], tuple[_Files, _Fil
         raise DataError(f"{root / parts[1]} is the validation split already; drop validation={size}")
     else:
         validation = others[0]
-    return names, (train, validation.mixed(), others[-1].mixed())
+    return names, (train, validation.shuffled(), others[-1].shuffled())
 
 
 def _quota(folder: Path, names: list[str], files: _Files, size: int | None, splits: int = 2) -> torch.Tensor:
-    """How many of each class are held out: `size` in all, or a tenth of each and at least one."""
+    """The number of held-out images of each class: `size` in all, or a tenth of each and at least one."""
     if size is not None:
         return quotas("folder", files.labels, size)
     counts = torch.bincount(files.labels)
@@ -96,20 +96,15 @@ def _quota(folder: Path, names: list[str], files: _Files, size: int | None, spli
     return ((counts + 5) // 10).clamp(min=1)
 
 
-def _visible(folder: Path) -> list[Path]:
-    return sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=lambda path: path.name)
-
-
 def _class_names(folder: Path) -> list[str]:
-    names = [path.name for path in _visible(folder) if path.is_dir()]
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if len(names) < 2:
-        found = f"{len(names)} folder{'' if len(names) == 1 else 's'}"
-        raise DataError(f"{folder} must have one folder of images a class, of two classes or more; it has {found}")
+        raise DataError(f"{folder} needs a folder of images for each of at least 2 classes; its folders: {names}")
     return names
 
 
 def _files(folder: Path) -> list[Path]:
-    """The image files in a class's folder and the folders within it, in alphabetical order."""
+    """The image files of a folder and its subfolders, in alphabetical order."""
     found = []
     for here, inner, files in os.walk(folder):
         inner[:] = [name for name in inner if not name.startswith(".")]
@@ -120,25 +115,25 @@ def _files(folder: Path) -> list[Path]:
 def _list(folder: Path, names: list[str]) -> _Files:
     if (found := _class_names(folder)) != names:
         odd = sorted(set(found) ^ set(names))[0]
-        raise DataError(f"{folder} and the training split differ in the class {odd!r}; every split has every class")
-    files = [_files(folder / name) for name in names]
-    for name, of_class in zip(names, files, strict=True):
-        if not of_class:
+        raise DataError(f"{folder} and the training split differ in the class {odd!r}; every split needs every class")
+    paths, labels = [], []
+    for label, name in enumerate(names):
+        files = _files(folder / name)
+        if not files:
             raise DataError(f"{folder / name} has no images ({', '.join(SUFFIXES)})")
-    paths = [path for of_class in files for path in of_class]
-    return _Files(
-        paths, torch.repeat_interleave(torch.arange(len(names)), torch.tensor([len(of_class) for of_class in files]))
-    )
+        paths += files
+        labels += [label] * len(files)
+    return _Files(paths, torch.tensor(labels))
 
 
-def _read(files: _Files, size: int | None, first: Path, alike: np.ndarray) -> Split:
-    """The images of a split, each of the size of the first one."""
-    images = np.empty((len(files.paths), *alike.shape), np.uint8)
+def _read(files: _Files, size: int | None, first: Path, example: np.ndarray) -> Split:
+    """The images of a split, which must have the size of the first one."""
+    images = np.empty((len(files.paths), *example.shape), np.uint8)
     for i, path in enumerate(files.paths):
         pixels = _pixels(path, size)
-        if pixels.shape != alike.shape:
-            sizes = f"{path} is {_dimensions(pixels)} and {first} {_dimensions(alike)}"
-            raise DataError(f"{sizes}; give --image-size to bring all images to one size")
+        if pixels.shape != example.shape:
+            sizes = f"{path} is {_dimensions(pixels)} and {first} {_dimensions(example)}"
+            raise DataError(f"{sizes}; give --image-size to resize all images to one size")
         images[i] = pixels
     return Split(torch.from_numpy(images), files.labels)
 
@@ -147,7 +142,7 @@ def _dimensions(pixels: np.ndarray) -> str:
     return f"{pixels.shape[1]}×{pixels.shape[2]}"
 
 
-def _refuse_more_than_memory(folder: Path, count: int, pixels: np.ndarray) -> None:
+def _require_memory(folder: Path, count: int, pixels: np.ndarray) -> None:
     needed, installed = count * pixels.size, _installed_memory()
     if installed is not None and needed > installed:
         sizes = f"{count} images of {_dimensions(pixels)} take {needed / 1e9:.1f} GB, this machine has"
@@ -162,22 +157,25 @@ def _installed_memory() -> int | None:
 
 
 def _pixels(path: Path, size: int | None) -> np.ndarray:  # (3, height, width), uint8
-    """The image upright in RGB, on white where it is transparent; with `size`, the square in its middle of that side.
+    """The image, upright by its EXIF data, in RGB on white; with `size`, its central square resized to that side.
 
-    It is the usual "resize the shorter side, then cut the middle out", without rounding the middle to a pixel.
+    This is the usual resize of the shorter side followed by a central crop, without rounding the crop to pixels.
     Pillow's bicubic resize antialiases: it widens the kernel when it shrinks an image.
     """
-    image_module, image_ops = _pillow()
     try:
-        with image_module.open(path) as image:
+        from PIL import Image, ImageOps
+    except ImportError:
+        raise DataError("reading image files needs Pillow: pip install pillow") from None
+    try:
+        with Image.open(path) as image:
             mode = _DEEP.search(str(image.tile)) or _DEEP.search(image.mode)
             deep = any(tile[0].startswith("ppm") and tile[3][-1] > 255 for tile in image.tile)
-            upright = image_ops.exif_transpose(image)
+            upright = ImageOps.exif_transpose(image)
             if upright.has_transparency_data:
                 upright = upright.convert("RGBA")
-                upright = image_module.alpha_composite(image_module.new("RGBA", upright.size, "white"), upright)
+                upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright)
             upright = upright.convert("RGB")
-    except Exception as error:  # what the decoders raise on damaged files is not documented, and varied
+    except Exception as error:  # decoders raise many undocumented types on damaged files
         raise DataError(f"{path} cannot be read as an image ({error}); repair or remove it") from None
     if mode or deep:
         found = mode[0] if mode else "RGB;16"
@@ -186,13 +184,5 @@ def _pixels(path: Path, size: int | None) -> np.ndarray:  # (3, height, width), 
         shorter = min(upright.size)
         left, top = ((side - shorter) / 2 for side in upright.size)
         middle = (left, top, left + shorter, top + shorter)
-        upright = upright.resize((size, size), image_module.Resampling.BICUBIC, box=middle)
+        upright = upright.resize((size, size), Image.Resampling.BICUBIC, box=middle)
     return np.asarray(upright).transpose(2, 0, 1)
-
-
-def _pillow() -> tuple[Any, Any]:
-    try:
-        from PIL import Image, ImageOps
-    except ImportError:
-        raise DataError("reading image files needs Pillow: pip install pillow") from None
-    return Image, ImageOps

@@ -1,6 +1,6 @@
-"""The order in which an epoch visits the images, and the part of each batch that falls to a rank.
+"""The order in which an epoch visits the images, and the part of each batch for a rank.
 
-A batch is always the *global* batch, so that the number of processes changes who computes and never what:
+A batch is always the *global* batch, so that the number of processes does not change the result:
 
     for batch in batches(len(split), 256, seed, epoch):
         mine = share(batch, rank, world)        # weight its mean loss by len(mine) · world / len(batch) under DDP
@@ -31,7 +31,7 @@ def steps_per_epoch(n: int, batch_size: int) -> int:
 
 
 def batches(n: int, batch_size: int, seed: int, epoch: int, *, start: int = 0) -> Iterator[Tensor]:
-    """The global batches of an epoch as index tensors, from number `start` on (where a resumed run goes on)."""
+    """The global batches of an epoch as index tensors, from number `start` on (where a run resumes)."""
     steps = steps_per_epoch(n, batch_size)
     if not 0 <= start <= steps:
         raise ValueError(f"an epoch of {steps} batches cannot start at batch {start}")
@@ -40,9 +40,9 @@ def batches(n: int, batch_size: int, seed: int, epoch: int, *, start: int = 0) -
 
 
 def share(items: Tensor, rank: int, world: int) -> Tensor:
-    """The contiguous part of `items` that rank `rank` of `world` has; the parts differ in length by at most one.
+    """The contiguous part of `items` for rank `rank` of `world`; the lengths of the parts differ by at most one.
 
-    Concatenated over the ranks they are `items`, in order. A part is empty if there are fewer items than ranks.
+    Concatenated over the ranks, the parts are `items`. A part is empty if there are fewer items than ranks.
     """
     if not 0 <= rank < world:
         raise ValueError(f"rank must be in [0, {world}); got {rank}")

@@ -1,6 +1,6 @@
-"""What runs faster than its formula: chains of Convex Potential Layers as one function, power iterations as one.
+"""Fast implementations: chains of Convex Potential Layers as one function, and joint power iterations.
 
-It knows operators only. `lipflow.Sequential` uses it; the formulas are in `lipflow.flows`.
+They depend on operators only. `lipflow.Sequential` uses them. The formulas are in `lipflow.flows`.
 """
 
 from lipflow.fast.descent import Layer, NormStep, descend

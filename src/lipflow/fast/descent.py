@@ -1,18 +1,19 @@
-"""x - hWᵀσ(Wx + b) as one function with its own derivative: what a Convex Potential Layer computes, or a chain of them.
+"""Convex Potential Layers x - hWᵀσ(Wx + b), one or a chain, as one autograd function.
 
-Autograd would keep four activations a layer, and pass over each several times. Here the wide side of a layer is read
-and written as often as its products need. With z = x - hWᵀr, y = Wx + b, r = σ(y), a gradient g at z, and q ⊗ x for the
-derivative of ⟨q, Wx⟩ with respect to W,
+Autograd would save four activations of each layer, and read each of them several times. Here only the products read and
+write the wide side of a layer. With z = x - hWᵀr, y = Wx + b, r = σ(y), a gradient g at z, and q ⊗ x for the derivative
+of ⟨q, Wx⟩ with respect to W,
 
     q = -hσ'(y)·Wg,   dx = g + Wᵀq,   dW = q ⊗ x - hr ⊗ g,   db = Σq,   dh = -⟨r, Wg⟩.
 
-Where h = 2/(s‖Wu‖²) follows W along a fixed unit vector u, dW gains -(2h/‖Wu‖²)dh·(Wu ⊗ u).
+For h = 2/(s‖Wu‖²) with a fixed unit vector u, -(2h/‖Wu‖²)dh·(Wu ⊗ u) is added to dW.
 
-A chain keeps its first x, its last z and every narrow y. Going back, x = z + hWᵀr costs one product, as r is known: so
-its memory grows with the narrow sides only, and a few images at a time go through all layers without leaving the cache.
+A chain saves its first x, its last z and the narrow y of each layer. The backward pass computes x = z + hWᵀr with one
+product, as r is known. So memory grows with the narrow sides only, and a few images at a time go through all layers
+without leaving the cache.
 
-Under autocast to bfloat16 all of that is in bfloat16, and so is z, as of any product; only h, the sums within a product
-and those over chunks have the parameters' own precision.
+Under autocast to bfloat16, all tensors and z are bfloat16. Only h, the sums within a product and the sums over chunks
+have the precision of the parameters.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,7 @@ from lipflow.operators.columns import Columns
 from lipflow.operators.norm import in_full, norm
 
 Sigma = Callable[[Tensor], Tensor]
-MIN_CHANNELS = 16  # convolutions to fewer channels run by columns: oneDNN works on 16 at a time
+MIN_CHANNELS = 16  # convolutions to fewer channels run by columns: oneDNN computes 16 at a time
 
 
 class NormStep(NamedTuple):
@@ -44,7 +45,7 @@ class NormStep(NamedTuple):
 
 
 def two_over(smoothness: Tensor) -> Tensor:
-    """2/ℓ; where a potential is flat (ℓ = 0) any h will do, and we take 0."""
+    """2/ℓ, or 0 if ℓ = 0: the potential is flat, and any h gives the same step."""
     flat = smoothness <= 2 * torch.finfo(smoothness.dtype).tiny
     return torch.where(flat, 0.0, 2 / torch.where(flat, 1.0, smoothness))
 
@@ -58,7 +59,7 @@ class Layer(NamedTuple):
     sigma: Sigma
 
     def plain(self, x: Tensor) -> Tensor:
-        """The layer written out, for autograd, compilers and transforms to do with as they like."""
+        """The layer by its formula, for autograd, compilers and transforms."""
         return x - self.size()[0] * self.op.adjoint(self.sigma(shift(self.op(x), self.bias)))
 
     def size(self) -> tuple[Tensor | float, Tensor | None]:
@@ -66,18 +67,17 @@ class Layer(NamedTuple):
         return self.h.size(self.op) if isinstance(self.h, NormStep) else (self.h, None)
 
     def joins(self, other: "Layer", x: Tensor) -> bool:
-        """Whether the two run well on x as a chain: by columns, on the same shapes, and no signal grows.
+        """Whether the two run on x as a chain: by columns, on the same shapes, with steps 2/ℓ̂.
 
-        Through layers with a step h of their own it may, and x found again from z would be lost in its rounding.
+        With a fixed h a signal may grow, and rounding would dominate the x that is computed from z.
         """
         a, b = self.op, other.op
         if not (isinstance(self.h, NormStep) and isinstance(other.h, NormStep)):
             return False
         if not (isinstance(a, ConvOperator) and isinstance(b, ConvOperator)):
             return False
-        if not (self.by_columns(x) and other.by_columns(x)):
-            return False
-        return a.kernel.shape == b.kernel.shape and (a.rows, a.columns) == (b.rows, b.columns)
+        same = a.kernel.shape == b.kernel.shape and (a.rows, a.columns) == (b.rows, b.columns)
+        return same and self.by_columns(x) and other.by_columns(x)
 
     def by_columns(self, x: Tensor) -> bool:
         return isinstance(self.op, ConvOperator) and _by_columns(self.op, products(x))
@@ -89,7 +89,7 @@ def shift(y: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def descend(x: Tensor, *layers: Layer) -> Tensor:
-    """x after some layers, each of which joins the next."""
+    """x after a chain of layers, each of which joins the next."""
     if not all(_fusible(x, layer.op) for layer in layers):
         for layer in layers:
             x = layer.plain(x)
@@ -98,9 +98,9 @@ def descend(x: Tensor, *layers: Layer) -> Tensor:
 
 
 def _fusible(x: Tensor, op: LinearOperator) -> bool:
-    """Whether x and W are numbers in memory; compilers, transforms and float16 take the plain form."""
+    """Whether `_Descend` applies. Compilers, transforms and float16 take the plain form."""
     return (
-        type(op) in (DenseOperator, ConvOperator)  # what extends them may compute anything
+        type(op) in (DenseOperator, ConvOperator)  # a subclass may compute something else
         and not x.is_meta
         and not torch.compiler.is_compiling()
         and not transformed()
@@ -109,7 +109,7 @@ def _fusible(x: Tensor, op: LinearOperator) -> bool:
 
 
 def products(x: Tensor) -> torch.dtype:
-    """What products are computed in: autocast leaves float64 alone."""
+    """The dtype of products of x. Autocast does not change float64."""
     return torch.get_autocast_dtype(x.device.type) if autocasts(x) else x.dtype
 
 
@@ -146,7 +146,7 @@ def _forward(ctx: Any, x: Tensor, layers: Sequence[Layer], parameters: Sequence[
     sizes = [torch.as_tensor(h, dtype=layers[0].op.weight.dtype, device=x.device) for h in steps]
     parts = list(maps[0].chunks(len(wide)))
     many = len(parts) > 1
-    # What is kept of many chunks lies in one piece: between small ones the memory of passing tensors would stay open.
+    # Many chunks are saved in one tensor: small ones would fragment memory.
     z, ys = torch.empty_like(wide), [wide.new_empty(len(x), *layer.op.out_shape) for layer in layers if many]
     for part in parts:
         at, out = wide[part], z[part]
@@ -200,7 +200,7 @@ def _backward(ctx: Any, maps: "list[Runner]", x: Tensor, saved: list[Tensor], g:
 
 
 class _Sums:
-    """What the chunks add up to for one layer: the derivatives of its weight, bias and step size."""
+    """The sums over chunks for one layer: the derivatives of its weight, bias and step size."""
 
     def __init__(self, w: "Runner", layer: Layer, wants_weight: bool, wants_bias: bool) -> None:
         self.w, self.layer = w, layer
@@ -240,7 +240,7 @@ def _with_slope(sigma: Sigma, y: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """⟨a, b⟩, in float32 at least; neither is copied, as both lie the same way in memory."""
+    """⟨a, b⟩, in float32 at least. Both have the same memory format, so neither is copied."""
     return (a * b).sum(dtype=torch.promote_types(a.dtype, torch.float32))
 
 
@@ -252,9 +252,9 @@ def _differentiable(
     g: Tensor,
     again: bool,
 ) -> tuple[Tensor | None, ...]:
-    """The derivatives of the plain form, and if asked for as functions that can be differentiated again.
+    """The derivatives of the plain form, differentiable again if `again`.
 
-    They are partial ones, by aliases: x may itself come from the same weights, and two layers may share them.
+    Aliases make them partial derivatives: x may depend on the same weights, and two layers may share them.
     """
     x, parameters = x.view_as(x), [t if t is None else t.view_as(t) for t in parameters]
     z = x
@@ -267,11 +267,11 @@ def _differentiable(
     return tuple(next(found) if need else None for need in needed)
 
 
-# How W is run: a matrix or a convolution on the whole batch by torch, or a few images at a time by columns
+# Products with W: by torch on the whole batch, or by columns on a few images at a time
 
 
 def _runners(layers: Sequence[Layer], dtype: torch.dtype, rounded: Sequence[Tensor] = ()) -> "list[Runner]":
-    """`dtype` is what products are computed in, and `rounded` are the weights in it, if that was done already."""
+    """`dtype` is that of products, and `rounded` are the weights in it, if they are already computed."""
     runners: list[Runner] = []
     for i, op in enumerate(layer.op for layer in layers):
         known = rounded[i] if rounded else None
@@ -291,7 +291,7 @@ def _by_columns(op: ConvOperator, dtype: torch.dtype) -> bool:
 
 
 class _Matrix:
-    """A matrix, whose products are added to what is there."""
+    """A matrix, whose products are added to a given tensor."""
 
     def __init__(self, op: DenseOperator | ConvOperator, dtype: torch.dtype, rounded: Tensor | None = None) -> None:
         self.full, self.dtype = op.weight, dtype
@@ -299,7 +299,7 @@ class _Matrix:
         self.op = op if dtype == op.weight.dtype else op.with_weight(low)
 
     def layout(self, x: Tensor, like: Tensor | None = None) -> Tensor:
-        """x, or x in memory as another lies."""
+        """x, in the memory format of `like`."""
         last = like is not None and like.ndim == 4 and not like.is_contiguous()
         return x.contiguous(memory_format=torch.channels_last) if last else x
 
@@ -310,7 +310,7 @@ class _Matrix:
         x = x.to(self.dtype)
         if bias is None or self.dtype == self.full.dtype:
             return shift(self.op(x), bias)
-        return self.op(x, bias.to(self.dtype))  # rounded once, and a slow pass less
+        return self.op(x, bias.to(self.dtype))  # rounded once, in one pass over memory
 
     def unfold(self, y: Tensor) -> Tensor:
         return y
@@ -325,13 +325,13 @@ class _Matrix:
         total.append((y.to(self.dtype) * sign, x.to(self.dtype)))
 
     def weight_of(self, total: Any) -> Tensor:
-        """All the products as one, so that the result, of W's size, is written once."""
+        """All products as one, so that the result, of W's size, is written once."""
         ys, xs = zip(*total, strict=True)
         return (torch.cat(ys).T @ torch.cat(xs)).to(self.full)
 
 
 class _Convolution(_Matrix):
-    """A convolution as torch runs it."""
+    """A convolution by torch."""
 
     op: ConvOperator
 

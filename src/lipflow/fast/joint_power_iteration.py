@@ -1,7 +1,6 @@
 """One power iteration of many operators at once.
 
-An operator on its own iterates on one vector, which makes many small products. Convolutions of one shape and geometry
-are the groups of one grouped convolution.
+Convolutions of equal shape and geometry become the groups of one grouped convolution, instead of many small products.
 """
 
 from collections import defaultdict
@@ -14,7 +13,7 @@ from lipflow.operators import ConvOperator, LinearOperator
 from lipflow.operators.columns import run
 from lipflow.operators.norm import in_full, power_iteration
 
-MAX_GROUP = 32  # operators that iterate together: their vectors and columns are in memory at once
+MAX_GROUP = 32  # operators in one iteration: their vectors and columns are in memory at once
 
 
 @torch.no_grad()
@@ -22,7 +21,7 @@ def joint_power_iteration(ops: Sequence[LinearOperator], us: Sequence[Tensor]) -
     """The unit vectors WᵀWu/‖WᵀWu‖ of every operator W and its u."""
     alike: dict[Hashable, list[int]] = defaultdict(list)
     for i, (op, u) in enumerate(zip(ops, us, strict=True)):
-        # Matrices are read once in any case: to stack them would only copy them.
+        # Matrices stay separate: stacking would copy them, and saves no reads.
         together = isinstance(op, ConvOperator) and not u.is_meta
         alike[(op.weight.shape, repr(op.geometry), u.dtype, u.device) if together else i].append(i)
     groups = [group[i : i + MAX_GROUP] for group in alike.values() for i in range(0, len(group), MAX_GROUP)]
@@ -45,7 +44,7 @@ def _iterate_as_one(ops: Sequence[ConvOperator], us: Tensor) -> list[Tensor]:
         v = _units(_apply(op, us.reshape(1, *op.in_shape)), count)
         new = _units(_apply(op, v, forward=False), count).reshape(us.shape)
     flat = new.flatten(1)
-    moved = (flat != 0).any(1) & flat.isfinite().all(1)  # else there is nothing to follow, and u stays
+    moved = (flat != 0).any(1) & flat.isfinite().all(1)  # u stays if W is zero, NaN or infinite
     return list(torch.where(moved.reshape(-1, *[1] * (us.ndim - 1)), new, us))
 
 
@@ -56,7 +55,7 @@ def _apply(op: ConvOperator, x: Tensor, forward: bool = True) -> Tensor:
 
 
 def _units(x: Tensor, count: int) -> Tensor:
-    """Each of `count` equal parts of x, of norm 1; or 0 where it is 0."""
+    """Each of `count` equal parts of x, divided by its norm; 0 stays 0."""
     parts = x.reshape(count, -1)
     scaled = parts / parts.abs().amax(1, keepdim=True)  # squares would overflow or vanish
     units = scaled / scaled.norm(dim=1, keepdim=True)

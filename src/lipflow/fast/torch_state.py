@@ -1,6 +1,6 @@
-"""What torch is doing around a computation: transforming it, running it once more, or refusing to differentiate it.
+"""The state of torch around a computation: transforms, recomputation, inference mode.
 
-Whatever needs a private function of torch is here, one function each.
+All uses of private functions of torch are here.
 """
 
 from collections.abc import Iterator
@@ -11,30 +11,30 @@ from torch import Tensor
 
 
 def transformed() -> bool:
-    """Whether derivatives may be taken in other ways than backward: by torch.func, or by forward-mode AD."""
+    """Whether torch.func or forward-mode AD is active, so that a backward pass is not the only derivative."""
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
 def recomputing() -> bool:
-    """Whether a backward pass is running, which computes activations again (`torch.utils.checkpoint`)."""
+    """Whether a backward pass is running, which recomputes activations (`torch.utils.checkpoint`)."""
     return torch._C._current_graph_task_id() != -1
 
 
 def may_keep() -> bool:
-    """Whether a forward pass may store what it computed: not while it is computed again, nor under torch.func, whose
-    tensors end with the transform."""
+    """Whether a forward pass may store tensors: not in a recomputation, nor under torch.func, whose tensors are
+    invalid after the transform."""
     if torch.compiler.is_compiling():
         return True
     return not recomputing() and not torch._C._are_functorch_transforms_active()
 
 
 def is_batch_of_gradients(g: Tensor) -> bool:
-    """Whether g stands for many gradients, as `is_grads_batched` and `jacobian(…, vectorize=True)` send them."""
+    """Whether g is a batch of gradients, from `is_grads_batched` or `jacobian(…, vectorize=True)`."""
     return torch._C._functorch.is_legacy_batchedtensor(g)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def in_memory(t: Tensor) -> bool:
-    """Whether a tensor has numbers: meta tensors and those that compilers trace have none."""
+    """Whether a tensor has data: meta tensors and tensors traced by a compiler have none."""
     try:
         return bool(t.data_ptr()) or not t.numel()
     except RuntimeError:
@@ -42,7 +42,7 @@ def in_memory(t: Tensor) -> bool:
 
 
 def to_keep() -> AbstractContextManager[object]:
-    """For tensors that outlive a call: those made in inference mode could take no part in a later backward pass."""
+    """no_grad, outside of inference mode: for tensors to store, which a later backward pass can then use."""
     if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
         return torch.no_grad()
     return _outside_of_inference()

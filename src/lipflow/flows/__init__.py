@@ -1,41 +1,31 @@
-"""Flows: a field, a step, and the layer they make."""
+"""Flows: a layer is a vector field and a step."""
 
-from lipflow.flows.field import Convex, ConvexPlusSkew, ConvexPotential, Field, Potential, Skew
-from lipflow.flows.flow import Flow, cayley, cpl_conv, cpl_dense, proximal, soc
-from lipflow.flows.scale import LearnedScale, ReshapedScale, Scale, SpectralScale
-from lipflow.flows.sequential import Sequential, fuse
-from lipflow.flows.step import ExplicitEuler, Exponential, ImplicitEuler, Midpoint, Split, Step
-from lipflow.flows.weight import ConvWeight, DenseWeight, Weight
-from lipflow.primitives import NONLINEARITIES, Nonlinearity
-
-__all__ = [
-    "NONLINEARITIES",
-    "ConvWeight",
-    "Convex",
-    "ConvexPlusSkew",
-    "ConvexPotential",
-    "DenseWeight",
-    "ExplicitEuler",
-    "Exponential",
-    "Field",
-    "Flow",
-    "ImplicitEuler",
-    "LearnedScale",
-    "Midpoint",
-    "Nonlinearity",
-    "Potential",
-    "ReshapedScale",
-    "Scale",
-    "Sequential",
-    "Skew",
-    "SpectralScale",
-    "Split",
-    "Step",
-    "Weight",
-    "cayley",
-    "cpl_conv",
-    "cpl_dense",
-    "fuse",
-    "proximal",
-    "soc",
-]
+from lipflow.flows.field import Convex as Convex
+from lipflow.flows.field import ConvexPlusSkew as ConvexPlusSkew
+from lipflow.flows.field import ConvexPotential as ConvexPotential
+from lipflow.flows.field import Field as Field
+from lipflow.flows.field import Potential as Potential
+from lipflow.flows.field import Skew as Skew
+from lipflow.flows.flow import Flow as Flow
+from lipflow.flows.flow import cayley as cayley
+from lipflow.flows.flow import cpl_conv as cpl_conv
+from lipflow.flows.flow import cpl_dense as cpl_dense
+from lipflow.flows.flow import proximal as proximal
+from lipflow.flows.flow import soc as soc
+from lipflow.flows.scale import LearnedScale as LearnedScale
+from lipflow.flows.scale import ReshapedScale as ReshapedScale
+from lipflow.flows.scale import Scale as Scale
+from lipflow.flows.scale import SpectralScale as SpectralScale
+from lipflow.flows.sequential import Sequential as Sequential
+from lipflow.flows.sequential import fuse as fuse
+from lipflow.flows.step import ExplicitEuler as ExplicitEuler
+from lipflow.flows.step import Exponential as Exponential
+from lipflow.flows.step import ImplicitEuler as ImplicitEuler
+from lipflow.flows.step import Midpoint as Midpoint
+from lipflow.flows.step import Split as Split
+from lipflow.flows.step import Step as Step
+from lipflow.flows.weight import ConvWeight as ConvWeight
+from lipflow.flows.weight import DenseWeight as DenseWeight
+from lipflow.flows.weight import Weight as Weight
+from lipflow.primitives import NONLINEARITIES as NONLINEARITIES
+from lipflow.primitives import Nonlinearity as Nonlinearity

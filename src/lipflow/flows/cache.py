@@ -1,8 +1,8 @@
-"""What evaluation derives from a weight, computed once and never stale.
+"""A cache for values that evaluation derives from weights.
 
-A weight can change in ways that leave no trace on its tensor: `p.data.mul_(2)` keeps both its address and its version
-counter, and so do fused optimisers. So the numbers are compared. That reads a weight once, where a Cayley transform, a
-Björck iteration or a norm reads it many times.
+Address and version counter do not detect every change of a weight: `p.data.mul_(2)` and fused optimisers change
+neither. So the numbers are compared. A comparison reads a weight once; a Cayley transform, a Björck iteration or a norm
+reads it many times.
 """
 
 from collections.abc import Callable, Hashable
@@ -17,7 +17,7 @@ from lipflow.fast.torch_state import in_memory, may_keep, to_keep, transformed
 class Cache:
     """The last value of a function of some tensors, valid while their numbers stay the same.
 
-    It is no part of a state dict. Copies of it share what it holds, and pickles start empty.
+    It is not part of a state dict. Copies share the value, and pickles start empty.
     """
 
     def __init__(self) -> None:
@@ -25,16 +25,17 @@ class Cache:
         self._key: Hashable = None
         self.value: Tensor | None = None
 
-    def transform(self, compute: Callable[[], Tensor], *inputs: Tensor, key: Hashable = None) -> Tensor:
-        """compute(), differentiable in the inputs: held only while no derivative can flow to them."""
-        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
-        if wanted or torch.compiler.is_compiling() or transformed() or not all(map(in_memory, inputs)):
+    def transform(self, compute: Callable[[], Tensor], *inputs: Tensor, training: bool, key: Hashable = None) -> Tensor:
+        """compute(), differentiable in the inputs. Cached in evaluation, if no derivative can flow to the inputs."""
+        differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+        numbers = not torch.compiler.is_compiling() and not transformed() and all(map(in_memory, inputs))
+        if training or differentiable or not numbers:
             return compute()
         dtype, autocast = inputs[0].dtype, torch.is_autocast_enabled(inputs[0].device.type)
         return self.constant(compute, *inputs, key=(key, dtype, autocast))
 
     def constant(self, compute: Callable[[], Tensor], *inputs: Tensor, key: Hashable = None) -> Tensor:
-        """compute(), through which no derivatives flow."""
+        """compute(), without derivatives."""
         if self.value is not None and self._key == key and self._fits(inputs):
             return self.value
         if not (may_keep() and all(map(in_memory, inputs))):
@@ -42,7 +43,7 @@ class Cache:
         with to_keep():
             self._inputs, self._key = tuple(t.detach().clone() for t in inputs), key
             self.value = value = compute()
-        return value  # another thread may have put its own in the place by now
+        return value  # not self.value, which another thread may have replaced
 
     def clear(self) -> None:
         self._inputs, self.value = (), None

@@ -1,4 +1,4 @@
-"""A layer is a field and a step; and the layers that have names."""
+"""A layer is a field and a step: `Flow`, and the layers by name."""
 
 from torch import Tensor, nn
 
@@ -11,14 +11,12 @@ from lipflow.primitives import Nonlinearity
 
 
 class Flow(nn.Module):
-    """One step of the flow dx/dt = F(x): `Flow(field, step)`. The pair knows its own Lipschitz constant."""
+    """One step of the flow dx/dt = F(x). The field and the step give the Lipschitz constant."""
 
     def __init__(self, field: Field, step: Step) -> None:
         super().__init__()
         if not isinstance(field, Convex | Skew | ConvexPlusSkew):
-            raise TypeError(
-                f"a field is ConvexPotential, Potential, Skew or ConvexPlusSkew, not {type(field).__name__}"
-            )
+            raise TypeError(f"a field is Convex, Skew or ConvexPlusSkew, not {type(field).__name__}")
         if not isinstance(step, Step):
             raise TypeError(f"a step is ExplicitEuler, ImplicitEuler, Midpoint, Exponential or Split, not {step!r}")
         self.field, self.step = field, step
@@ -28,7 +26,7 @@ class Flow(nn.Module):
         return self.step(self.field, x)
 
     def lower(self, x: Node) -> Node:
-        """The same as primitives, in evaluation mode."""
+        """The layer in evaluation mode as primitives."""
         return self.step.lower(self.field, x)
 
     def extra_repr(self) -> str:
@@ -52,9 +50,8 @@ def cpl_conv(
 ) -> Flow:
     """The convolutional Convex Potential Layer x - (2/s‖W‖²)·Wᵀσ(Wx + b), W from `channels` to `inner` channels.
 
-    `sigma` is a name, or a `Nonlinearity` with its slopes. A fixed `h` takes the place of 2/(s‖W‖²): the paper's
-    relaxed layer, which may stretch, and says so. The input size is learned from the first batch, or given as
-    `in_size`; the rest is as in nn.Conv2d.
+    `sigma` is a name, or a `Nonlinearity` with its slopes. A fixed `h` replaces 2/(s‖W‖²): the paper's relaxed layer,
+    whose L may be above 1. The input size is `in_size`, or that of the first batch. The rest is as in nn.Conv2d.
     """
     weight = ConvWeight(channels, inner, kernel_size, padding, padding_mode, stride, dilation, groups, in_size)
     return Flow(ConvexPotential(weight, sigma, bias), ExplicitEuler(h))
@@ -63,7 +60,7 @@ def cpl_conv(
 def cpl_dense(
     features: int, inner: int, *, sigma: str | Nonlinearity = "relu", bias: bool = True, h: float | None = None
 ) -> Flow:
-    """The dense Convex Potential Layer x - (2/s‖W‖²)·Wᵀσ(Wx + b), W of `inner` rows; see `cpl_conv`."""
+    """The dense Convex Potential Layer x - (2/s‖W‖²)·Wᵀσ(Wx + b), W with `inner` rows; see `cpl_conv`."""
     return Flow(ConvexPotential(DenseWeight(features, inner), sigma, bias), ExplicitEuler(h))
 
 
@@ -84,11 +81,7 @@ def proximal(
 
 
 def cayley(
-    features: int,
-    kernel_size: int | None = None,
-    *,
-    in_size: tuple[int, int] | None = None,
-    h: float = 1.0,
+    features: int, kernel_size: int | None = None, *, in_size: tuple[int, int] | None = None, h: float = 1.0
 ) -> Flow:
     """The Cayley layer (I - hA/2)⁻¹(I + hA/2)x: dense, or a circular convolution with a `kernel_size`."""
     return Flow(Skew(_weight(features, features, kernel_size, "circular", in_size)), Midpoint(h))
@@ -106,7 +99,7 @@ def soc(
 ) -> Flow:
     """The skew orthogonal layer Σ_{j<k} (hA)ʲ/j! · x: dense, or convolutional with a `kernel_size`.
 
-    The terms are the published ones; the published scale is that of `lipflow.soc_conv`.
+    The numbers of terms are the published ones. The published layer, with its scale, is `lipflow.soc_conv`.
     """
     weight = _weight(features, features, kernel_size, padding_mode, in_size)
     return Flow(Skew(weight), Exponential(h, terms, train_terms))

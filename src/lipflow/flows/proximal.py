@@ -1,13 +1,13 @@
-"""The proximal map z = argmin ½‖z - x‖² + h·f(z), that is z + h∇f(z) = x: solved fast, differentiated implicitly.
+"""The proximal map z = argmin ½‖z - x‖² + h·f(z), that is z + h∇f(z) = x, and its implicit derivative.
 
 The objective is 1-strongly convex and (1 + ℓ)-smooth, with ℓ at least h times the smoothness of f. The solver is the
-information-theoretic exact method (Taylor and Drori 2023), the fastest first-order method in the worst case: after
-n iterations from z₀, whatever f is,
+information-theoretic exact method (Taylor and Drori 2023), the first-order method with the best worst case. After
+n iterations from z₀, for any such f,
 
     ‖zₙ - z*‖ ≤ ‖z₀ - z*‖ / √(1 + q·Aₙ),    q = 1/(1 + ℓ),
 
-with Aₙ as below, which shrinks like (1 - √q)ⁿ. So a fixed number of iterations has a rate that is known beforehand
-and holds at every x: what it leaves unsolved can be priced. (A residual at x would say nothing about x'.)
+where Aₙ is that of `_next`, and the right side decreases like (1 - √q)ⁿ. So a fixed number of iterations has a known
+rate at every x, from which the tolerance ε follows. (A residual at x would say nothing about x'.)
 """
 
 import math
@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from lipflow.fast.descent import autocasts
 from lipflow.fast.torch_state import is_batch_of_gradients, transformed
@@ -29,35 +30,44 @@ from lipflow.shapes import Shape
 
 Gradient = Callable[[Tensor], Tensor]
 
-ENOUGH = 2.0**200  # iteration stops at Aₙ above this: nothing is left to solve, and Aₙ would overflow
-SMALLEST = 2.0**-6  # ℓ is raised to this: the method divides by 1 - q, and any larger ℓ is a true one too
+MAX_A = 2.0**200  # the iteration stops at a larger Aₙ: z is exact to rounding, and Aₙ would overflow
+MIN_SMOOTHNESS = 2.0**-6  # a smaller ℓ is replaced by this: the method divides by 1 - q, and a larger ℓ is valid too
 POWER_ITERATIONS = 10  # before a step in training: a solve costs more than a good estimate
-SLACK = 1.25  # a step is solved for a smoothness up to so many times the estimate
+SLACK = 1.25  # the solver is run for an ℓ of so many times the estimate
 
 
 def proximal_step(field: Convex, x: Tensor, h: float, iterations: int | None, reflect: bool = False) -> Tensor:
-    """The proximal map z + h∇f(z) = x of the implicit step, or its reflection 2z - x of the midpoint: 1-Lipschitz.
+    """The proximal map z + h∇f(z) = x of the implicit step, or the reflection 2z - x of the midpoint: 1-Lipschitz.
 
-    As I + h∇f is 1-strongly monotone, ‖x - z*‖ = h‖∇f(z*)‖ ≤ h‖∇f(x)‖; a known part of it is left unsolved: ε.
+    As I + h∇f is 1-strongly monotone, ‖x - z*‖ = h‖∇f(z*)‖ ≤ h‖∇f(x)‖. The solver leaves a known fraction of it: ε.
     """
+    if isinstance(x, Node):
+        return _lower(field, x, h, iterations, reflect)
     if autocasts(x):
-        x = x.float()  # a layer before may have been rounded, and what is solved for is not
+        x = x.float()  # the input may be rounded, and the solution is not
     with in_full(x):
-        z = proximal(field.gradient, x, h, *plan(field, tuple(x.shape[1:]), h, iterations), now=field.current_gradient)
+        ell, count = _plan(field, tuple(x.shape[1:]), h, iterations)
+        z = proximal(field.gradient, x, h, ell, count, now=lambda: _current_gradient(field))
         return 2 * z - x if reflect else z
 
 
-def plan(field: Convex, shape: Shape, h: float, iterations: int | None) -> tuple[float, int]:
-    """The ℓ that the solver is run for, and how many iterations it makes."""
+def _current_gradient(field: Convex) -> Gradient:
+    """∇f with the present parameters and buffers: `functional_call` may have replaced them for this call."""
+    present = {**dict(field.named_parameters()), **dict(field.named_buffers())}
+    return lambda z: -functional_call(field, present, (z,))
+
+
+def _plan(field: Convex, shape: Shape, h: float, iterations: int | None) -> tuple[float, int]:
+    """The ℓ that the solver is run for, and the number of its iterations."""
     ell = SLACK * h * float(field.smoothness_estimate(shape, POWER_ITERATIONS).detach())
     return ell, iterations_for(ell, UNSOLVED) if iterations is None else iterations
 
 
-def lower_proximal(field: Convex, x: Node, h: float, iterations: int | None, reflect: bool = False) -> Node:
+def _lower(field: Convex, x: Node, h: float, iterations: int | None, reflect: bool) -> Node:
     """The proximal step in evaluation mode as a node."""
     shape, parts = tuple(x.shape[1:]), field.parts(x)
-    ell, count = plan(field, shape, h, iterations)
-    planned, unsolved = max(ell, SMALLEST), contraction(ell, count)
+    ell, count = _plan(field, shape, h, iterations)
+    planned, unsolved = max(ell, MIN_SMOOTHNESS), contraction(ell, count)
     if parts is not None:
 
         def solve(gradient: Gradient, x: Tensor) -> Tensor:
@@ -69,7 +79,7 @@ def lower_proximal(field: Convex, x: Node, h: float, iterations: int | None, ref
     def allowance(norm: Norm, reach: float) -> float:
         smoothness = field.smoothness(shape, norm)
         if mul_up(h, smoothness) > planned:
-            return math.inf  # an estimate that is too low by more than the slack promises no rate
+            return math.inf  # the rate is unknown: the estimate is below the smoothness by more than SLACK
         left = mul_up(unsolved, mul_up(h, add_up(at_origin, mul_up(smoothness, reach))))
         return 2 * left if reflect else left
 
@@ -84,9 +94,9 @@ def proximal(
 ) -> Tensor:
     """z with z + h∇f(z) ≈ x, after `iterations` steps from z₀ = x; its derivatives are those of the exact z.
 
-    With H = ∇²f(z), (I + hH)⁻¹ is symmetric, so a gradient g at z becomes w = (I + hH)⁻¹g at x, and -w at h∇f(z), as
-    a function of the parameters of f. Transforms of torch.func, and forward-mode AD, go through the iterations. H is
-    taken when a gradient comes back, of the ∇f that `now()` gives here: f may have other parameters by then.
+    With H = ∇²f(z), (I + hH)⁻¹ is symmetric. So a gradient g at z becomes w = (I + hH)⁻¹g at x, and -w at h∇f(z), as a
+    function of the parameters of f. torch.func and forward-mode AD differentiate the iterations. H is computed in the
+    backward pass, when the parameters of f may have changed, so it is that of the ∇f which `now()` returns here.
     """
     if not torch.compiler.is_compiling() and transformed():
         return _solve(gradient, x, h, ell, iterations)
@@ -97,69 +107,69 @@ def proximal(
     linked = x - h * gradient(z)
     if linked.requires_grad:
         later = gradient if now is None else now()
-        most = 1000 + int(40 * math.sqrt(1 + ell))  # conjugate gradients need about 18√(1 + ℓ) in float64
-        linked.register_hook(lambda g: g if g is None else _resolve(later, z, h, g, most))
+        limit = 1000 + int(40 * math.sqrt(1 + ell))  # conjugate gradients need about 18√(1 + ℓ) in float64
+        linked.register_hook(lambda g: g if g is None else _resolve(later, z, h, g, limit))
     return z + (linked - linked.detach())
 
 
 def contraction(ell: float, iterations: int) -> float:
     """An upper bound on ‖zₙ - z*‖ / ‖z₀ - z*‖."""
-    q, a = _modulus(ell), 0.0
+    q, a = _inverse_condition(ell), 0.0
     for _ in range(iterations):
-        if a > ENOUGH:
+        if a > MAX_A:
             break
         a = _next(a, q)
-    # Each step is made of sums, products and roots of positive numbers, fewer than 16 roundings of 2⁻⁵³ each.
+    # Each iteration has sums, products and roots of positive numbers only, fewer than 16 roundings of 2⁻⁵³ each.
     a *= 1 - 16 * (iterations + 1) * 2.0**-52
     return min(1.0, math.nextafter(1 / math.sqrt(1 + q * a), math.inf) * (1 + 2.0**-50))
 
 
 def iterations_for(ell: float, factor: float) -> int:
     """The least number of iterations whose contraction is at most `factor`."""
-    q, a, n = _modulus(ell), 0.0, 0
+    q, a, n = _inverse_condition(ell), 0.0, 0
     while 1 / math.sqrt(1 + q * a) > factor:
         a, n = _next(a, q), n + 1
     return n
 
 
-def _modulus(ell: float) -> float:
+def _inverse_condition(ell: float) -> float:
+    """q = 1/(1 + ℓ)."""
     if not (math.isfinite(ell) and ell >= 0):
         raise ValueError(f"the proximal step needs a finite smoothness of at least 0, not {ell}")
-    return 1 / (1 + max(ell, SMALLEST))
+    return 1 / (1 + max(ell, MIN_SMOOTHNESS))
 
 
 def _next(a: float, q: float) -> float:
+    """Aₙ₊₁ from Aₙ."""
     return ((1 + q) * a + 2 * (1 + math.sqrt((1 + a) * (1 + q * a)))) / (1 - q) ** 2
 
 
 def _solve(gradient: Gradient, x: Tensor, h: float, ell: float, iterations: int) -> Tensor:
     """The information-theoretic exact method on ½‖z - x‖² + h·f(z) (Taylor and Drori 2023, algorithm 1)."""
-    q, a = _modulus(ell), 0.0
+    q, a = _inverse_condition(ell), 0.0
     y, z = x, x
     for _ in range(iterations):
-        if a > ENOUGH:
+        if a > MAX_A:
             break
         following = _next(a, q)
         beta = a / ((1 - q) * following)
         delta = ((1 - q) ** 2 * following - (1 + q) * a) / (2 * (1 + q + q * a))
         middle = (1 - beta) * z + beta * y
-        slope = q * (middle - x + h * gradient(middle))  # the objective's gradient over its smoothness 1/q
+        slope = q * (middle - x + h * gradient(middle))  # the gradient of the objective, divided by its smoothness 1/q
         y = middle - slope
         z = (1 - q * delta) * z + q * delta * middle - delta * slope
         a = following
     return z
 
 
-def _resolve(gradient: Gradient, z: Tensor, h: float, g: Tensor, most: int) -> Tensor:
+def _resolve(gradient: Gradient, z: Tensor, h: float, g: Tensor, limit: int) -> Tensor:
     """w with (I + hH)w = g, H = ∇²f(z), by conjugate gradients on each member of the batch."""
     if is_batch_of_gradients(g):
         raise RuntimeError(
             "an implicit layer takes one gradient at a time; drop vectorize=True or is_grads_batched=True"
         )
     if torch.is_grad_enabled():
-        raise RuntimeError(
-            "an implicit layer has first derivatives only; create_graph=True would make wrong second ones"
-        )
+        raise RuntimeError("an implicit layer has first derivatives only: its second would be wrong; drop create_graph")
     with in_full(g), torch.enable_grad():
         point = z.detach().requires_grad_()
         value = gradient(point)
@@ -171,18 +181,21 @@ def _resolve(gradient: Gradient, z: Tensor, h: float, g: Tensor, most: int) -> T
             (hessian,) = torch.autograd.grad(value, point, w, retain_graph=True, allow_unused=True)
         return w if hessian is None else w + h * hessian
 
+    def per_member(t: Tensor) -> Tensor:
+        return t.reshape(-1, *[1] * (g.ndim - 1))
+
     def dot(a: Tensor, b: Tensor) -> Tensor:
         wide = torch.promote_types(a.dtype, torch.float32)
-        return (a.to(wide) * b.to(wide)).flatten(1).sum(1).to(wide).reshape(-1, *[1] * (a.ndim - 1))
+        return per_member((a.to(wide) * b.to(wide)).flatten(1).sum(1))
 
-    largest = g.abs().flatten(1).amax(1).reshape(-1, *[1] * (g.ndim - 1)) if g.numel() else g
-    scale = torch.where(largest > 0, largest, torch.ones_like(largest))  # small gradients would have squares of 0
+    largest = per_member(g.abs().flatten(1).amax(1)) if g.numel() else g
+    scale = torch.where(largest > 0, largest, torch.ones_like(largest))  # the squares of small gradients underflow
     g = g / scale
     w = torch.zeros_like(g)
     residual = direction = g
     squared = dot(residual, residual)
     target = torch.finfo(g.dtype).eps ** 2 * squared
-    for _ in range(most):
+    for _ in range(limit):
         if not bool((squared > target).any()):
             return w * scale
         image = apply(direction)

@@ -1,6 +1,6 @@
 """(I - αA)⁻¹(I + βA)x for a skew-symmetric operator A: the implicit steps of a linear flow.
 
-Dense: one solve with the matrix. Circular convolution: one small solve at each frequency, where A is the
+A dense layer inverts one matrix. A circular convolution inverts a small one at each frequency, where A is the
 skew-Hermitian matrix Â(ω).
 """
 
@@ -13,7 +13,7 @@ from lipflow.operators.fourier import phases, symbol
 from lipflow.operators.multiplier import multiply
 from lipflow.operators.norm import in_full
 
-BATCHED = 128  # rows of matrices that LAPACK inverts well in batches
+MAX_BATCHED_ROWS = 128  # of the matrices that torch inverts in batches
 
 
 def resolvent_step(field: Skew, x: Tensor, alpha: float, beta: float) -> Tensor:
@@ -22,25 +22,17 @@ def resolvent_step(field: Skew, x: Tensor, alpha: float, beta: float) -> Tensor:
     For skew A, ‖(I ± αA)x‖² = ‖x‖² + α²‖Ax‖², the same for both signs and at least ‖x‖².
     """
     m = field.weight(x)
-    return apply(field.cached(lambda: resolvent(field.skew(m), alpha, beta), m, alpha, beta), x)
-
-
-def resolvent(op: LinearOperator, alpha: float, beta: float) -> Tensor:
-    """(I - αA)⁻¹(I + βA), as a matrix or one at each frequency. It exists, as the eigenvalues of A are imaginary."""
-    if isinstance(op, DenseOperator):
-        return rational(op.weight, alpha, beta)
-    assert isinstance(op, ConvOperator)
-    assert op.padding_mode == "circular"
-    return rational(symbols(op), alpha, beta)
-
-
-def apply(matrices: Tensor, x: Tensor) -> Tensor:
-    """Multiply x by a matrix, or its spectrum by one at each frequency."""
+    matrices = field.cached(lambda: resolvent(field.skew(m), alpha, beta), m, alpha, beta)
     return x @ matrices.mT if matrices.ndim == 2 else multiply(matrices, x)
 
 
-def rational(a: Tensor, alpha: float, beta: float) -> Tensor:
-    """(I - αA)⁻¹(I + βA) = (1 + β/α)(I - αA)⁻¹ - (β/α)I of a batch of square matrices: one inverse."""
+def resolvent(op: LinearOperator, alpha: float, beta: float) -> Tensor:
+    """(I - αA)⁻¹(I + βA) = (1 + β/α)(I - αA)⁻¹ - (β/α)I, as a matrix or as one at each frequency.
+
+    I - αA is invertible, because the eigenvalues of A are imaginary.
+    """
+    assert isinstance(op, DenseOperator | ConvOperator)
+    a = op.weight if isinstance(op, DenseOperator) else symbols(op)
     identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     with in_full(a):
         return (1 + beta / alpha) * inverse(identity - alpha * a) - (beta / alpha) * identity
@@ -49,10 +41,11 @@ def rational(a: Tensor, alpha: float, beta: float) -> Tensor:
 def inverse(a: Tensor) -> Tensor:
     """A⁻¹ of each of a batch of square matrices.
 
-    After torch.set_num_threads(2), torch's own of a batch is wrong on a CPU, and says nothing, for matrices of 151 rows
-    (pytorch issue 142815); here it was right at 128 and wrong at 160. One by one it is right.
+    On a CPU after torch.set_num_threads(2), torch.linalg.inv returns wrong inverses of a batch of matrices with 151
+    rows, without an error (pytorch issue 142815). We measured right ones at 128 rows and wrong ones at 160. Single
+    matrices are right.
     """
-    if a.ndim == 2 or not a.numel() or a.device.type != "cpu" or a.shape[-1] <= BATCHED:
+    if a.ndim == 2 or not a.numel() or a.device.type != "cpu" or a.shape[-1] <= MAX_BATCHED_ROWS:
         return torch.linalg.inv(a)
     return torch.stack([torch.linalg.inv(matrix) for matrix in a.flatten(0, -3)]).reshape(a.shape)
 
@@ -63,7 +56,7 @@ def symbols(op: ConvOperator) -> Tensor:
     frequencies = torch.arange(height), torch.arange(width // 2 + 1)
     kernel_size, dilation = (op.rows.kernel, op.columns.kernel), (op.rows.dilation, op.columns.dilation)
     cosine, sine = phases(kernel_size, dilation, (height, width), frequencies)
-    # Reading at i + dj - p multiplies by e^{iω(dj - p)}: the padding turns all taps by the same phase.
+    # Reading at i + dj - p multiplies by e^{iω(dj - p)}: the padding p gives all taps the same phase.
     turn = torch.complex(*_turn(op, frequencies)).conj()
     with in_full(op.kernel):
         parts = [torch.complex(*symbol(kernel, cosine, sine)) for kernel in op.kernel.chunk(op.groups)]

@@ -1,7 +1,7 @@
-"""What a learned weight is multiplied by, so that its norm is known or learned.
+"""Factors of a weight that make its norm known or learned.
 
-`Skew(weight, scale)` turns with a scaled A, and `lipflow.spectral_conv` and its kin apply a scaled W. A scale is made
-from estimates, from below; what it does to a norm is certified afterwards, on the scaled weight.
+`Skew(weight, scale)` scales A, and `blocks.Scaled` scales W. Factors are computed from estimates, from below; the norm
+of the scaled weight is bounded afterwards.
 """
 
 import math
@@ -19,11 +19,11 @@ from lipflow.operators.norm import norm, power_iteration, start_vector
 
 
 class Scale(nn.Module, ABC):
-    """A positive factor, differentiable, that follows a weight."""
+    """A positive factor for a weight, differentiable."""
 
     @abstractmethod
     def begin(self, kernel: Tensor) -> None:
-        """Begin with a kernel: called once, where the scale is given its weight, so that all state exists by then."""
+        """Create parameters and buffers for a kernel. The owner of the weight calls it once."""
 
     @abstractmethod
     def forward(self, op: LinearOperator, weight: Weight) -> Tensor:
@@ -31,27 +31,27 @@ class Scale(nn.Module, ABC):
 
 
 class SpectralScale(Scale):
-    """1/‖W‖, by power iteration on the operator itself (Farnia et al. 2019): the norm is at most about 1."""
+    """1/‖W‖, by power iteration on the operator itself (Farnia et al. 2019): the scaled norm is about 1."""
 
     def begin(self, kernel: Tensor) -> None:
-        """Nothing to begin with: the weight carries the vector."""
+        """Nothing to create: the vector of the power iteration is the weight's."""
 
     def forward(self, op: LinearOperator, weight: Weight) -> Tensor:
         return 1 / _positive(weight.estimate(op))
 
 
 class ReshapedScale(Scale):
-    """factor/σ, with σ the least norm of four reshapings of the kernel `(out, in, height, width)`.
+    """factor/σ, where σ is the least norm of four reshapings of the kernel `(out, in, height, width)`.
 
-    The matrices are (out·h) × (in·w), (out·w) × (in·h), out × (in·h·w) and (out·h·w) × in, and ‖W‖ ≤ √(hw)·σ on inputs
-    of any size, with zero padding or padding that keeps the size (Singla and Feizi 2021b). So factor = 1/√(hw) makes
-    the norm at most about 1, and SOC takes 0.7.
+    The matrices are (out·h) × (in·w), (out·w) × (in·h), out × (in·h·w) and (out·h·w) × in. ‖W‖ ≤ √(hw)·σ on inputs of
+    any size, with zero padding or padding that keeps the size (Singla and Feizi 2021b). So with factor = 1/√(hw) the
+    norm is at most about 1. SOC uses 0.7.
     """
 
     def __init__(self, factor: float) -> None:
         super().__init__()
         if not (math.isfinite(factor) and factor > 0):
-            raise ValueError(f"a scale is multiplied by a finite factor above 0, not {factor!r}")
+            raise ValueError(f"the factor of a scale is a finite number above 0, not {factor!r}")
         self.factor = float(factor)
 
     def begin(self, kernel: Tensor) -> None:
@@ -74,9 +74,9 @@ class ReshapedScale(Scale):
 
 
 class LearnedScale(Scale):
-    """α/‖W‖_F with α learned, from ‖W‖_F, so that nothing changes at first: Cayley's (Trockman and Kolter 2021).
+    """α/‖W‖_F, where α is learned and ‖W‖_F at first: that of Cayley layers (Trockman and Kolter 2021).
 
-    By Parseval ‖Ŵ‖ over all n² frequencies is n‖W‖_F, so the norm is taken in space, where it knows no input size.
+    By Parseval, ‖Ŵ‖ over all n² frequencies is n‖W‖_F. ‖W‖_F does not depend on the input size.
     """
 
     alpha: nn.Parameter
@@ -89,7 +89,7 @@ class LearnedScale(Scale):
 
 
 def reshapings(kernel: Tensor) -> list[Tensor]:
-    """The four matrices of a kernel; those of a 1×1 kernel, or of a matrix, are all the same one."""
+    """The four matrices of a kernel. For a 1×1 kernel or a matrix they are equal, so it is one."""
     if kernel.ndim == 2 or kernel.shape[2:] == (1, 1):
         return [kernel.flatten(1)]
     out, grouped, height, width = kernel.shape
@@ -102,7 +102,7 @@ def reshapings(kernel: Tensor) -> list[Tensor]:
 
 
 def length(weight: Tensor) -> Tensor:
-    """‖W‖_F, row by row: one sum over millions of squares would lose four digits in float32."""
+    """‖W‖_F, row by row: a single sum of millions of squares would lose four digits in float32."""
     return norm(torch.linalg.vector_norm(weight.flatten(1), dim=1))
 
 
@@ -113,5 +113,5 @@ def _keep(buffer: Tensor, u: Tensor) -> Tensor:
 
 
 def _positive(x: Tensor) -> Tensor:
-    """x, or 1 where there is nothing to divide by: a zero weight stays zero."""
+    """x, or 1 where x is 0: a zero weight stays zero."""
     return torch.where(x > 0, x, torch.ones_like(x))

@@ -18,16 +18,16 @@ from lipflow.node import Node
 from lipflow.operators.conv import likes_channels_last
 
 M = TypeVar("M", bound=nn.Module)
-Vectors = dict[int, Tensor]  # of weights, by id: the unit vectors of this pass
+Vectors = dict[int, Tensor]  # the unit vectors of this pass, by the id of their weight
 
 
 class Sequential(nn.Sequential):
-    """`nn.Sequential` that computes the same faster.
+    """A faster `nn.Sequential`.
 
-    Consecutive Convex Potential Layers run as one function that keeps only their inner values (`lipflow.fast`), and the
-    power iterations of all layers of a shape are one. With `recompute_activations`, training keeps the activations
-    between segments of layers only, and computes the others again in the backward pass: memory grows like the square
-    root of the depth, for one more forward pass.
+    Consecutive Convex Potential Layers run as one function that saves only their inner values (`lipflow.fast`), and
+    layers of equal shapes share one power iteration. With `recompute_activations`, training saves the activations
+    between segments of layers, and computes the others again in the backward pass: memory grows like the square root
+    of the depth, at the cost of one more forward pass.
     """
 
     recompute_activations = False
@@ -44,7 +44,7 @@ class Sequential(nn.Sequential):
 
 
 def fuse(model: M) -> M:
-    """Turn every `nn.Sequential` in a model into a `Sequential`, in place; parameters and their names stay."""
+    """Turn every `nn.Sequential` in a model into a `Sequential`, in place. Parameters keep their names."""
     for module in model.modules():
         if type(module) is nn.Sequential:
             module.__class__ = Sequential
@@ -52,12 +52,12 @@ def fuse(model: M) -> M:
 
 
 def run(layers: Iterable[nn.Module], x: Tensor, vectors: Vectors) -> Tensor:
-    """x after all layers, consecutive Convex Potential Layers as one function.
+    """x after all layers, with consecutive Convex Potential Layers as one function.
 
-    oneDNN convolves fastest with channels last, so images stay so between such layers.
+    Between layers that oneDNN convolves, images are channels last, where oneDNN is fastest.
     """
     chain: list[Layer] = []
-    turned = False  # whether x lies channels last, and did not when it came
+    turned = False  # whether this function made x channels last
     for module in layers:
         layer = as_layer(module, x, vectors)
         if chain and (layer is None or not chain[-1].joins(layer, x)):
@@ -73,7 +73,7 @@ def run(layers: Iterable[nn.Module], x: Tensor, vectors: Vectors) -> Tensor:
 
 
 def as_layer(module: nn.Module, x: Tensor, vectors: Vectors) -> Layer | None:
-    """A Convex Potential Layer without hooks, on inputs of x's shape; None for any other module."""
+    """A Convex Potential Layer without hooks on inputs of x's shape. None for other modules."""
     parts = convex_potential_layer(module)
     if parts is None:
         return None
@@ -87,7 +87,7 @@ def as_layer(module: nn.Module, x: Tensor, vectors: Vectors) -> Layer | None:
 
 
 def convex_potential_layer(module: nn.Module) -> tuple[ConvexPotential, ExplicitEuler] | None:
-    """The field and the step of a Convex Potential Layer without hooks; what extends them may compute anything."""
+    """The field and the step of a Convex Potential Layer without hooks. None for subclasses, which may differ."""
     if type(module) is not Flow or any(has_hooks(m) for m in module.modules()):
         return None
     field, step = module.field, module.step
@@ -95,13 +95,13 @@ def convex_potential_layer(module: nn.Module) -> tuple[ConvexPotential, Explicit
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has hooks, or a forward of its own, so that it has to be called."""
+    """Whether a module has hooks or a replaced forward, so that it must be called."""
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
     return any(hooks) or "forward" in vars(module)
 
 
 def iterate(layers: Sequence[nn.Module]) -> Vectors:
-    """One power iteration for every Convex Potential Layer in training whose step follows its norm, kept."""
+    """Make one power iteration for each Convex Potential Layer in training with h = 2/‖W‖², and store the vectors."""
     parts = [p for p in map(convex_potential_layer, layers) if p is not None]
     weights = [field.weight for field, step in parts if step.h is None]
     weights = [w for w in weights if w.training and w.u.numel()]
@@ -110,8 +110,8 @@ def iterate(layers: Sequence[nn.Module]) -> Vectors:
 
 
 def recomputed(chain: nn.Module, layers: Sequence[nn.Module], x: Tensor, vectors: Vectors) -> Tensor:
-    """Through all layers, keeping what passes between segments of about √n of n layers only."""
-    again = _Again(chain)
+    """x after all n layers, saving only the activations between segments of about √n layers."""
+    again = _Recomputation(chain)
     length = math.isqrt(len(layers) - 1) + 1
     for first in range(0, len(layers), length):
         segment = layers[first : first + length]
@@ -121,8 +121,8 @@ def recomputed(chain: nn.Module, layers: Sequence[nn.Module], x: Tensor, vectors
     return x
 
 
-class _Again(AbstractContextManager[None]):
-    """Around a second computation of activations: buffers are as the first one left them."""
+class _Recomputation(AbstractContextManager[None]):
+    """Raises if buffers changed between the computation of activations and their recomputation."""
 
     def __init__(self, chain: nn.Module) -> None:
         self.chain = chain
@@ -135,7 +135,7 @@ class _Again(AbstractContextManager[None]):
         if self.buffers != self.versions():
             raise RuntimeError(
                 "with recompute_activations, a forward pass in training must be followed by its backward pass: "
-                "another one has moved the step sizes since"
+                "another forward pass has changed the step sizes since"
             )
 
     def __exit__(self, *_: object) -> None: ...

@@ -1,13 +1,13 @@
-"""How a flow is discretised: the steps of the field × step table.
+"""The discretisation of a flow: the steps of the field × step table, with the Lipschitz constants of the layers.
 
 step \\ field     convex, F = -∇f, f ℓ-smooth            skew, F = Ax, ‖A‖ ≤ a
-ExplicitEuler    max(1, hℓ - 1)                         √(1 + h²a²), refused unless asked for
-ImplicitEuler    1, and ε for what is left unsolved     1
+ExplicitEuler    max(1, hℓ - 1)                         √(1 + h²a²), only with expand=True
+ImplicitEuler    1, and ε for the error of the solver   1
 Midpoint         1, and ε                               1
-Exponential      refused                                1 + (ha)ᵏ/k!
-Split(s₁, s₂)    through -∇f + Ax: s₁ through -∇f, then s₂ through Ax; the constants multiply
+Exponential      not supported                          1 + (ha)ᵏ/k!
+Split(s₁, s₂)    on -∇f + Ax: s₁ on -∇f, then s₂ on Ax; the constants multiply
 
-Derivations of the constants are in docs/theory.md.
+The constants are derived in docs/theory.md.
 """
 
 import math
@@ -21,8 +21,9 @@ from torch import Tensor
 
 from lipflow import primitives
 from lipflow.flows.field import Convex, ConvexPlusSkew, Field, Skew
-from lipflow.flows.proximal import lower_proximal, proximal_step
+from lipflow.flows.proximal import proximal_step
 from lipflow.flows.resolvent import resolvent_step
+from lipflow.flows.weight import ConvWeight
 from lipflow.node import LoweringError, Node
 from lipflow.primitives import Norm
 from lipflow.primitives.declared import declared
@@ -30,22 +31,22 @@ from lipflow.rounding import up
 
 
 class Step(ABC):
-    """A way to step through fields."""
+    """One step of a discretisation of dx/dt = F(x)."""
 
     @abstractmethod
     def require(self, field: Field) -> None:
-        """Refuse a field whose cell of the table is empty."""
+        """Raise TypeError for a field that this step does not step through."""
 
     @abstractmethod
     def __call__(self, field: Field, x: Tensor) -> Tensor:
-        """x after one step through a field."""
+        """x after one step."""
 
     def lower(self, field: Field, x: Node) -> Node:
-        """The step in evaluation mode as a node: by its parts, unless it is better than they are."""
+        """The step in evaluation mode as a node. Override it if the step has a better constant than its parts."""
         return cast(Node, self(field, x))
 
     def refusal(self, field: Field, instead: str) -> TypeError:
-        """The error for a cell of the table that is empty."""
+        """The error for a field that this step does not step through."""
         if isinstance(field, ConvexPlusSkew) and not isinstance(self, Split):
             instead = "a ConvexPlusSkew takes Split(convex_step, skew_step)"
         return TypeError(f"{self} does not step through {type(field).__name__}: {instead}")
@@ -55,9 +56,9 @@ class Step(ABC):
 class ExplicitEuler(Step):
     """x + hF(x).
 
-    Through a convex potential, h = None takes h = 2/ℓ̂ with ℓ̂ = s‖W‖² estimated: the Convex Potential Layer
-    x - (2/s‖W‖²)·Wᵀσ(Wx + b). As I - h∇²f has its eigenvalues in [1 - hℓ, 1], L = max(1, hℓ - 1). A fixed h is the
-    paper's relaxed network. A skew field is stretched by √(1 + h²a²), so it is refused unless `expand=True`.
+    With a convex potential and h = None, h is 2/ℓ̂ for the estimate ℓ̂ of s‖W‖²: the Convex Potential Layer
+    x - (2/s‖W‖²)·Wᵀσ(Wx + b). The eigenvalues of I - h∇²f are in [1 - hℓ, 1], so L = max(1, hℓ - 1). A fixed h gives
+    the paper's relaxed network. With a skew field L = √(1 + h²a²) > 1, so it needs `expand=True`.
     """
 
     h: float | None = None
@@ -77,15 +78,17 @@ class ExplicitEuler(Step):
         return x + self.size(field, x) * field(x)
 
     def size(self, field: Field, x: Tensor) -> Tensor | float:
-        """h, or 2/ℓ̂ where none was given."""
+        """h, or 2/ℓ̂ if h is None."""
         return cast(Convex, field).step_size(tuple(x.shape[1:])) if self.h is None else self.h
 
+    @torch.no_grad()
     def lower(self, field: Field, x: Node) -> Node:
         if isinstance(field, Skew):
             return primitives.TruncatedExponential(field.on(x), cast(float, self.h), 2)(x)
         convex = cast(Convex, field)
-        shape, parts = tuple(x.shape[1:]), convex.parts(x)
-        h = self.evaluation_size(convex, x)
+        shape, parts, h = tuple(x.shape[1:]), convex.parts(x), float(self.size(field, x))
+        if not math.isfinite(h):
+            raise LoweringError(f"the step 2/‖W‖² is {h}: the layer has NaN or infinite weights")
         if parts is not None:
             return primitives.Descent(*parts, h, follows=self.h is None)(x)
 
@@ -94,22 +97,12 @@ class ExplicitEuler(Step):
 
         return declared(x, type(field).__name__, lambda z: self(field, z), constant)
 
-    @torch.no_grad()
-    def evaluation_size(self, field: Convex, x: Tensor) -> float:
-        """The h that evaluation uses."""
-        h = float(self.size(field, x))
-        if not math.isfinite(h):
-            raise LoweringError(f"the step 2/‖W‖² is {h}: the layer has NaN or infinite weights")
-        return h
-
 
 @dataclass(frozen=True)
-class ImplicitEuler(Step):
-    """z = x + hF(z).
+class _Implicit(Step):
+    """A step whose equation is solved: directly for a skew field, by `iterations` of a solver for a convex one.
 
-    Through a convex potential: the proximal map of h·f, 1-Lipschitz without any smoothness (the paper's appendix on
-    implicit flows); `iterations` fixes how long it is solved, by default as long as the estimated smoothness needs.
-    Through a skew field: (I - hA)⁻¹x, which contracts.
+    By default the estimated smoothness sets the number of iterations.
     """
 
     h: float = 1.0
@@ -119,50 +112,47 @@ class ImplicitEuler(Step):
         _require_step(self.h, self.iterations)
 
     def require(self, field: Field) -> None:
-        _require_solvable(self, field)
+        if isinstance(field, Convex):
+            return
+        weight = field.weight if isinstance(field, Skew) else None
+        if weight is None or (isinstance(weight, ConvWeight) and weight.geometry["padding_mode"] != "circular"):
+            raise self.refusal(
+                field,
+                "it needs padding_mode='circular', to be solved at each frequency; with zero padding use Exponential",
+            )
+
+
+@dataclass(frozen=True)
+class ImplicitEuler(_Implicit):
+    """z = x + hF(z).
+
+    With a convex potential: the proximal map of h·f, which is 1-Lipschitz for any smoothness (the paper's appendix on
+    implicit flows). With a skew field: (I - hA)⁻¹x, which contracts.
+    """
 
     def __call__(self, field: Field, x: Tensor) -> Tensor:
         if isinstance(field, Skew):
             return resolvent_step(field, x, self.h, 0.0)
         return proximal_step(cast(Convex, field), x, self.h, self.iterations)
 
-    def lower(self, field: Field, x: Node) -> Node:
-        if isinstance(field, Skew):
-            return super().lower(field, x)
-        return lower_proximal(cast(Convex, field), x, self.h, self.iterations)
-
 
 @dataclass(frozen=True)
-class Midpoint(Step):
+class Midpoint(_Implicit):
     """z = x + hF((x + z)/2).
 
-    Through a convex potential: m = (x + z)/2 solves m = x + (h/2)F(m), so z = 2m - x is the reflected proximal map.
-    Through a skew field: Cayley, (I - hA/2)⁻¹(I + hA/2)x, which preserves norms.
+    With a convex potential: m = (x + z)/2 solves m = x + (h/2)F(m), so z = 2m - x is the reflected proximal map.
+    With a skew field: Cayley, (I - hA/2)⁻¹(I + hA/2)x, which preserves norms.
     """
-
-    h: float = 1.0
-    iterations: int | None = None
-
-    def __post_init__(self) -> None:
-        _require_step(self.h, self.iterations)
-
-    def require(self, field: Field) -> None:
-        _require_solvable(self, field)
 
     def __call__(self, field: Field, x: Tensor) -> Tensor:
         if isinstance(field, Skew):
             return resolvent_step(field, x, self.h / 2, self.h / 2)
         return proximal_step(cast(Convex, field), x, self.h / 2, self.iterations, reflect=True)
 
-    def lower(self, field: Field, x: Node) -> Node:
-        if isinstance(field, Skew):
-            return super().lower(field, x)
-        return lower_proximal(cast(Convex, field), x, self.h / 2, self.iterations, reflect=True)
-
 
 @dataclass(frozen=True)
 class Exponential(Step):
-    """e^{hA}x, the exact flow of a skew field, by so many `terms` of its series: SOC. train() may use `train_terms`.
+    """The first `terms` terms of e^{hA}x, the exact flow of a skew field: SOC. Training may use `train_terms`.
 
     e^{hA} is orthogonal, and e^{iθ} less k terms of its series is at most |θ|ᵏ/k!: L = 1 + (ha)ᵏ/k!.
     """
@@ -193,16 +183,14 @@ class Exponential(Step):
 
 @dataclass(frozen=True)
 class Split(Step):
-    """The paper's two-part step through -∇f + Ax: `convex_step` through -∇f, then `skew_step` through Ax."""
+    """The paper's two-part step for -∇f + Ax: `convex_step` on -∇f, then `skew_step` on Ax."""
 
     convex_step: Step
     skew_step: Step
 
     def require(self, field: Field) -> None:
         if not isinstance(field, ConvexPlusSkew):
-            raise self.refusal(
-                field, "it steps through ConvexPlusSkew(convex, skew); give a single field a single step"
-            )
+            raise self.refusal(field, "it needs ConvexPlusSkew(convex, skew); give a single field a single step")
         self.convex_step.require(field.convex)
         self.skew_step.require(field.skew)
 
@@ -215,17 +203,7 @@ class Split(Step):
         return self.skew_step.lower(both.skew, self.convex_step.lower(both.convex, x))
 
 
-def _require_solvable(step: Step, field: Field) -> None:
-    """An implicit step goes through convex fields, and through skew ones that are solved directly."""
-    if not isinstance(field, Convex) and not (isinstance(field, Skew) and field.weight.solvable):
-        raise step.refusal(
-            field,
-            "it is solved at each frequency, which takes padding_mode='circular'; with zero padding use Exponential",
-        )
-
-
 def _require_step(h: float, repetitions: int | None = None) -> None:
-    """A step size is positive and finite; a number of iterations or terms is at least 1."""
     if isinstance(h, bool) or not isinstance(h, int | float) or not (math.isfinite(h) and h > 0):
         raise ValueError(f"a step size is a finite number above 0, not {h!r}")
     if repetitions is not None and (not isinstance(repetitions, int) or repetitions < 1):

@@ -1,4 +1,4 @@
-"""Learned linear operators: a parameter, a geometry, and the power-iteration vector that follows the norm."""
+"""Learned linear operators: a parameter, a geometry, and a vector of power iteration that estimates the norm."""
 
 import math
 from abc import ABC, abstractmethod
@@ -15,13 +15,13 @@ from lipflow.operators.conv import Padding
 from lipflow.operators.norm import norm, power_iteration, start_vector, top_singular_vector
 from lipflow.shapes import Shape
 
-WARM_UP = 10  # power iterations when an input size is first seen, so that training starts near the norm
+WARM_UP = 10  # power iterations for a new vector, so that training starts near the norm
 
 
 class Weight(nn.Module, ABC):
-    """A learned W, and the vector u that power iteration carries from step to step (in the state dict).
+    """A learned W, and the vector u of its power iteration, which is in the state dict.
 
-    u depends on the weights alone, so it stays equal on every rank of a distributed run.
+    u depends on the weights only, so it is equal on every rank of a distributed run.
     """
 
     weight: nn.Parameter
@@ -33,10 +33,10 @@ class Weight(nn.Module, ABC):
 
     @abstractmethod
     def operator(self, shape: Shape | None) -> LinearOperator:
-        """W as an operator on inputs of a shape, or of the shape last seen."""
+        """W as an operator on inputs of a shape, or of the last shape."""
 
     def forward(self, x: Tensor) -> LinearOperator:
-        """W as an operator on the inputs x; their shape is taken up when it is the first, or in training."""
+        """W as an operator on the inputs x. Stores their shape if it is the first, or in training."""
         op = self.operator(tuple(x.shape[1:]))
         if not self._knows(op) and (self.training or not self.u.numel()) and may_keep():
             with to_keep():
@@ -48,17 +48,12 @@ class Weight(nn.Module, ABC):
     def channels(self) -> tuple[int, int]:
         """The sizes of the input's and the output's first axis."""
 
-    @property
-    @abstractmethod
-    def solvable(self) -> bool:
-        """Whether (I - αA)z = x has a direct solution for a square A of this kind."""
-
     def estimate(self, op: LinearOperator, iterations: int = 1) -> Tensor:
-        """‖Wu‖ ≤ ‖W‖ with the `top_vector` u: from below, differentiable."""
+        """‖Wu‖ ≤ ‖W‖ for the `top_vector` u: from below, differentiable."""
         return norm_estimate(op, self.top_vector(op, iterations), 0)
 
     def top_vector(self, op: LinearOperator, iterations: int = 1) -> Tensor:
-        """A unit vector u with ‖Wu‖ close to ‖W‖; training keeps it for the next step."""
+        """A unit vector u with ‖Wu‖ close to ‖W‖. Training stores it for the next step."""
         return follow(op, self._vector(op), self.cache, self.keep if self.training else None, iterations)
 
     def keep(self, u: Tensor) -> Tensor:
@@ -79,19 +74,18 @@ class Weight(nn.Module, ABC):
         return self
 
     def _settle(self) -> None:
-        """Find the vector that evaluation uses, for compiled graphs too."""
+        """Compute the vector of evaluation now: a compiled graph cannot."""
         if self.u.numel() and not self.u.is_meta:
             self.top_vector(self.operator(None))
 
     @torch.no_grad()
     def reset_estimate(self) -> None:
-        """After the weight was set to something else: begin the power iteration anew."""
+        """Restart the power iteration. Call it after setting the weight."""
         if self.u.numel():
-            op = self.operator(tuple(self.u.shape))
-            self.u.copy_(power_iteration(op, start_vector(op.in_shape, self.weight), WARM_UP))
+            self.u.copy_(self._new_vector(self.operator(tuple(self.u.shape))))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        """A weight that comes without its u, as that of another program does, gets one."""
+        """Compute u if the state dict has a weight without one, as another program may write it."""
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         if prefix + "weight" in state_dict and prefix + "u" not in state_dict:
             self.reset_estimate()
@@ -102,24 +96,25 @@ class Weight(nn.Module, ABC):
         return tuple(self.u.shape) == op.in_shape
 
     def _vector(self, op: LinearOperator) -> Tensor:
-        """A copy of u (autograd keeps it, and u itself moves on), or a fresh one for a shape not seen yet."""
-        if self._knows(op):
-            return self.u.clone()
+        """A copy of u, as autograd keeps it while u changes; or a new one for another shape."""
+        return self.u.clone() if self._knows(op) else self._new_vector(op)
+
+    def _new_vector(self, op: LinearOperator) -> Tensor:
         return power_iteration(op, start_vector(op.in_shape, self.weight), WARM_UP)
 
 
 def follow(
     op: LinearOperator, u: Tensor, cache: Cache, keep: Callable[[Tensor], Tensor] | None, iterations: int = 1
 ) -> Tensor:
-    """A unit vector along which W stretches most, as far as known: the paper's Algorithm 1.
+    """A unit vector u with ‖Wu‖ close to ‖W‖: the paper's Algorithm 1.
 
-    Training takes some power iterations from the u of the step before, and gives the result to `keep`. For evaluation,
-    where `keep` is None, the paper takes 100; Lanczos' method comes closer with as many products, and what it finds is
-    held in a cache until a number of W changes.
+    Training makes some power iterations from the last u and passes the result to `keep`. In evaluation, where `keep` is
+    None, the paper makes 100. Lanczos' method is more accurate with as many products, and its result is cached until a
+    number of W changes.
     """
     if keep is not None:
         return keep(power_iteration(op, u, iterations)) if may_keep() else u
-    if torch.compiler.is_compiling():  # a compiler looks at no numbers: take what evaluation found last
+    if torch.compiler.is_compiling():  # a compiled graph cannot compare weights: use the last vector
         return u if cache.value is None else cache.value
     found = cache.constant(lambda: top_singular_vector(op, u), op.weight, key=op.in_shape)
     if found.dtype != u.dtype:
@@ -136,17 +131,11 @@ class DenseWeight(Weight):
         require_positive(in_features=in_features, out_features=out_features)
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
-        self.register_buffer(
-            "u", power_iteration(DenseOperator(self.weight), start_vector((in_features,), self.weight), WARM_UP)
-        )
+        self.register_buffer("u", self._new_vector(DenseOperator(self.weight)))
 
     def operator(self, shape: Shape | None) -> DenseOperator:
         require_flat(shape, self.weight.shape[1])
         return DenseOperator(self.weight)
-
-    @property
-    def solvable(self) -> bool:
-        return True
 
     @property
     def channels(self) -> tuple[int, int]:
@@ -159,8 +148,8 @@ class DenseWeight(Weight):
 class ConvWeight(Weight):
     """A kernel of shape (out, in / groups, height, width), initialised as nn.Conv2d.
 
-    The norm of a convolution depends on the input size. It is learned from the first batch or a loaded state dict,
-    or given as `in_size`; another size is accepted later.
+    The norm of a convolution depends on the input size. That size comes from `in_size`, the first batch or a loaded
+    state dict, and may change later.
     """
 
     def __init__(
@@ -196,16 +185,12 @@ class ConvWeight(Weight):
 
     @property
     def in_size(self) -> tuple[int, int] | None:
-        """The input size last seen, or None before the first batch."""
+        """The last input size, or None before the first batch."""
         return (self.u.shape[1], self.u.shape[2]) if self.u.numel() else None
 
     @property
     def channels(self) -> tuple[int, int]:
         return self.u.shape[0], self.weight.shape[0]
-
-    @property
-    def solvable(self) -> bool:
-        return self.geometry["padding_mode"] == "circular"
 
     def operator(self, shape: Shape | None) -> ConvOperator:
         if shape is None and self.in_size is None:
@@ -221,7 +206,7 @@ class ConvWeight(Weight):
         return ConvOperator(self.weight, (shape[1], shape[2]), **self.geometry)
 
     def _take_size(self, module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
-        """Before a state dict is loaded: the size learned from data is the shape of u, so make room for it."""
+        """Before a state dict is loaded: give u the shape of the loaded one, which is the input size."""
         u = state_dict.get(prefix + "u")
         if u is not None and u.ndim == 3 and u.shape[0] == self.u.shape[0] and u.shape != self.u.shape:
             with to_keep():
@@ -230,28 +215,31 @@ class ConvWeight(Weight):
     def extra_repr(self) -> str:
         size = "unknown until the first batch" if self.in_size is None else "×".join(map(str, self.in_size))
         height, width = self.weight.shape[2:]
-        options = ", ".join(f"{k}={v!r}" for k, v in self.geometry.items() if v != _DEFAULTS[k])
-        return f"{self.channels[0]} → {self.channels[1]}, kernel {height}×{width}, input {size}" + (
-            options and f", {options}"
-        )
+        options = [f", {k}={v!r}" for k, v in self.geometry.items() if v != _DEFAULTS[k]]
+        return f"{self.channels[0]} → {self.channels[1]}, kernel {height}×{width}, input {size}" + "".join(options)
 
 
 _DEFAULTS = dict(padding="same", padding_mode="zeros", stride=1, dilation=1, groups=1)
 
 
 def require_flat(shape: Shape | None, features: int) -> None:
-    """A dense layer would act on many vectors at once, and its bias count as often."""
+    """Raise if an input of a dense layer is more than one vector: its bias would count once for each."""
     if shape is not None and len(shape) != 1:
         raise ValueError(f"a dense layer takes (batch, {features}), not (batch, {str(tuple(shape))[1:]}; flatten")
 
 
 def require_positive(**sizes: int) -> None:
-    """Refuse sizes that are not integers of at least 1, by name."""
+    """Raise if a size is not an integer of at least 1."""
     require_at_least(1, **sizes)
 
 
 def require_at_least(least: int, **sizes: int) -> None:
-    """Refuse sizes that are not integers of at least `least`, by name."""
+    """Raise if a size is not an integer of at least `least`."""
     for name, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool) or size < least:
             raise ValueError(f"{name} must be an integer of at least {least}, not {size!r}")
+
+
+def new_bias(channels: int, fan_in: int) -> nn.Parameter:
+    """A bias, uniform in ±1/√fan_in."""
+    return nn.Parameter(torch.empty(channels).uniform_(-1, 1) / math.sqrt(fan_in))

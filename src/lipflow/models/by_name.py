@@ -1,4 +1,4 @@
-"""The table of networks, and `build`."""
+"""Networks by name: the table `MODELS`, and `build`."""
 
 import inspect
 from collections.abc import Callable
@@ -48,10 +48,10 @@ def list_models() -> list[str]:
 
 
 def build(name: str, classes: int = 10, in_shape: Shape | None = None, **model_args: Any) -> Network:
-    """Build a network by name for images of `in_shape`, by default the shape that the model is made for.
+    """Build a network by name for images of `in_shape`, by default that of its data set.
 
-    `model_args` change arguments of the builder: `build("cpl-s", depth=10, lln=True)`. With `mirror=True`, the scores
-    of any network are the mean over an image and its mirror image (`Network.with_flips`).
+    `model_args` are arguments of the builder: `build("cpl-s", depth=10, lln=True)`. With `mirror=True`, scores are the
+    mean over an image and its mirror image (`Network.with_flips`).
     """
     if name not in MODELS:
         raise ValueError(f"there is no model {name!r}; there are {', '.join(MODELS)}")

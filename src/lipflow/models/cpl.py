@@ -1,4 +1,4 @@
-"""Networks of Convex Potential Layers: the paper's S, M, L and XL, and any other size.
+"""Networks of Convex Potential Layers: the paper's S, M, L and XL, and other sizes.
 
 Centre the input; zero-pad 3 → C channels; `depth` convolutional CPLs at full resolution; average pooling, scaled to be
 1-Lipschitz; `depth_linear` dense CPLs; the first K features, or last-layer normalization.
@@ -34,7 +34,7 @@ def cpl(
 ) -> Network:
     """A CPL network of any size.
 
-    `inner` is the number of channels that W maps to in a convolution, `features` the rows of W in a dense layer.
+    `inner` is the number of output channels of W in a convolution, `features` the rows of W in a dense layer.
     """
     require_positive(channels=channels, inner=inner, kernel_size=kernel_size, pool=pool, features=features)
     require_at_least(0, depth=depth, depth_linear=depth_linear)
@@ -60,7 +60,7 @@ def cpl(
     return Network(stages, in_shape)
 
 
-SIZES: dict[str, dict[str, int]] = {  # Table 1 of the paper; it gives no `inner`, and the authors' code has 5
+SIZES: dict[str, dict[str, int]] = {  # Table 1 of the paper; `inner` is that of the authors' code
     "cpl-s": dict(depth=20, channels=45, depth_linear=7, features=2048, inner=5),
     "cpl-m": dict(depth=30, channels=60, depth_linear=10, features=2048, inner=5),
     "cpl-l": dict(depth=90, channels=60, depth_linear=15, features=4096, inner=5),

@@ -1,9 +1,9 @@
-"""A small network of Convex Potential Layers for the most certified accuracy per minute of training.
+"""A small network of Convex Potential Layers, for high certified accuracy per minute of training.
 
-Fold pixels into channels, so that no layer runs at full resolution, where a layer costs most and sees least: 2×2 pixels
-become channels twice (isometries), with convolutional CPLs after each; average pooling; dense CPLs; unit rows. Weights
-begin with orthonormal rows, in convolutions nearly: then the Jacobian of x - (2/‖W‖²)Wᵀσ(Wx + b) is a product of
-reflections at every x, and no gradient is lost. What was tried on the way is in docs/log.md.
+Twice, 2×2 pixels become channels (an isometry), followed by convolutional CPLs; then average pooling, dense CPLs, and
+last-layer normalization. No layer runs at full resolution, where layers are slowest and have the least context. Weights
+have orthonormal rows at first, approximately so in convolutions. Then the Jacobian of x - (2/‖W‖²)Wᵀσ(Wx + b) is a
+product of reflections at every x, which preserves the norm of gradients. Other experiments are in docs/log.md.
 """
 
 from collections import OrderedDict
@@ -18,7 +18,7 @@ from lipflow.flows import Sequential, Weight, cpl_conv, cpl_dense
 from lipflow.flows.weight import require_at_least, require_positive
 from lipflow.models.network import Network
 
-NOISE = 0.02  # of the taps of a convolution at first
+NOISE_STD = 0.02  # of the initial kernel of a convolution
 
 
 def cpl_fast(
@@ -36,23 +36,20 @@ def cpl_fast(
     mean: Values = 0.5,
     std: Values | None = None,
 ) -> Network:
-    """`depth` and `inner` are of the convolutions at a half and at a quarter of the resolution.
+    """The network. `depth` and `inner` are pairs, for the convolutions at half and at quarter resolution.
 
-    `channels` are those at the half; there are four times as many at the quarter. `features` are the rows of a dense
-    layer's W.
+    There are `channels` channels at half resolution and four times as many at quarter resolution. `features` is the
+    number of rows of W in a dense layer.
     """
     colours, height, width = in_shape
     if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in (depth, inner)):
-        raise ValueError(f"depth and inner are pairs, for the two resolutions, not {depth} and {inner}")
+        raise ValueError(f"depth and inner are pairs, for two resolutions, not {depth} and {inner}")
     require_positive(channels=channels, kernel_size=kernel_size, pool=pool, features=features)
     for resolution in range(2):
         require_positive(inner=inner[resolution])
         require_at_least(0, depth=depth[resolution], depth_linear=depth_linear)
     if height % (4 * pool) or width % (4 * pool):
-        raise ValueError(
-            f"{height}×{width} images do not fit: sides are folded twice by 2 and pooled by {pool}, "
-            f"so they are multiples of {4 * pool}"
-        )
+        raise ValueError(f"the sides of images are multiples of {4 * pool} with pool={pool}, not {height}×{width}")
     if channels < 4 * colours:
         raise ValueError(f"channels={channels} cannot hold the {4 * colours} channels of the folded input")
     if not lln:
@@ -70,21 +67,21 @@ def cpl_fast(
         linear=Sequential(*(cpl_dense(flat, features) for _ in range(depth_linear))),
         head=LastLayerNormalization(flat, classes),
     )
-    for stage in stages.values():
-        for module in stage.modules():
-            if isinstance(module, Weight):
-                _begin_orthonormal(module)
-    return Network(stages, in_shape)
+    network = Network(stages, in_shape)
+    for module in network.modules():
+        if isinstance(module, Weight):
+            _initialise_orthonormal(module)
+    return network
 
 
 @torch.no_grad()
-def _begin_orthonormal(layer: Weight) -> None:
-    """Orthonormal rows, or columns if they are fewer; in a convolution, those of the middle tap, with noise in all."""
+def _initialise_orthonormal(layer: Weight) -> None:
+    """Orthonormal rows, or columns if they are fewer. In a convolution, of the middle tap; all taps have noise."""
     weight = layer.weight
     rows = nn.init.orthogonal_(weight.new_empty(weight.shape[:2]))
     if weight.ndim == 2:
         weight.copy_(rows)
     else:
-        nn.init.normal_(weight, std=NOISE)
+        nn.init.normal_(weight, std=NOISE_STD)
         weight[:, :, weight.shape[2] // 2, weight.shape[3] // 2] += rows
     layer.reset_estimate()

@@ -1,4 +1,4 @@
-"""A network on disk: its tensors, and the arguments of `lipflow.build` as metadata, in one safetensors file."""
+"""A network as a safetensors file: its tensors, and the arguments of `lipflow.build` as metadata."""
 
 import json
 from pathlib import Path
@@ -16,10 +16,10 @@ _FIELDS: dict[str, type] = {"format": int, "model": str, "classes": int, "in_sha
 
 
 def save(network: Network, path: Path | str) -> None:
-    """Write a network that `lipflow.build` made to a .safetensors file, which `lipflow.load` reads."""
+    """Write a network made by `lipflow.build` to a .safetensors file, which `lipflow.load` reads."""
     if network.name is None:
         raise ValueError(
-            "only a network made by lipflow.build(name, ...) can be saved, as a file is built again by that name"
+            "only a network made by lipflow.build(name, ...) can be saved, as loading builds it by that name"
         )
     spec = {
         "format": FORMAT,
@@ -34,7 +34,7 @@ def save(network: Network, path: Path | str) -> None:
 
 
 def read(path: Path | str) -> Network:
-    """Read a network that `save` wrote, in evaluation mode. Its metadata is checked, and nothing in it is executed."""
+    """Read a network that `save` wrote, in evaluation mode. The metadata is checked, and no code in it is executed."""
     tensors, metadata = read_tensors(Path(path))
     try:
         spec = json.loads(metadata.get("lipflow", "null"))
@@ -44,7 +44,7 @@ def read(path: Path | str) -> Network:
             raise ValueError(f"its metadata is not that of a lipflow network: {str(spec)[:200]}")
         if spec["format"] != FORMAT:
             raise ValueError(f"it has format {spec['format']}; this version of lipflow reads format {FORMAT}")
-        with torch.random.fork_rng(devices=[]):  # building draws weights: keep the state of the caller's generator
+        with torch.random.fork_rng(devices=[]):  # building draws random weights
             network = build(spec["model"], spec["classes"], tuple(spec["in_shape"]), **spec["sizes"])
         network.load_state_dict(tensors)
     except (ValueError, TypeError, RuntimeError) as error:

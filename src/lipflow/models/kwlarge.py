@@ -1,7 +1,7 @@
-"""The "large" network of Wong and Kolter 2018, which Cayley and BCOP were published with.
+"""The "large" network of Wong and Kolter 2018, in which Cayley and BCOP layers were published.
 
-Centre the input; convolutions C → 2C as below, each with MaxMin; then three dense layers, the last to the K classes or
-replaced by last-layer normalization. Stride 2 is space-to-depth, and a kernel on its blocks.
+Centre the input; four convolutions as below, each with MaxMin; three dense layers, where the last has K classes or is
+replaced by last-layer normalization. A stride of 2 is space-to-depth, followed by a kernel on its blocks.
 
     3×3 to C,   stride 2 to C,   3×3 to 2C,   stride 2 to 2C,   dense to `hidden`,   to `features`,   to K
 """

@@ -1,8 +1,8 @@
 """LipConvnets of skew orthogonal convolutions: SOC-10, SOC-20, and SOC+ (Singla and Feizi 2021; Singla et al. 2022).
 
-Centre the input and divide all channels by the same number; five stages of `block` convolutions, each with its
-activation, the last of a stage with stride 2 and twice the channels (1×1 in the last stage); then one dense layer to
-the K classes, or last-layer normalization.
+Centre the input and divide all channels by one number; five stages of `block` convolutions with activations, where the
+last convolution of a stage has stride 2 and twice the channels (and is 1×1 in the last stage); then one dense layer to
+K classes, or last-layer normalization.
 """
 
 from collections import OrderedDict

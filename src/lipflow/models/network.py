@@ -1,4 +1,4 @@
-"""A network: named stages in a chain, the shape of its input, and how it was built."""
+"""A network: a chain of named stages, its input shape, and the arguments that built it."""
 
 from collections import OrderedDict
 from itertools import chain
@@ -13,9 +13,9 @@ from lipflow.shapes import Shape, require_batch, shape_of
 
 
 class Network(nn.Module):
-    """Stages applied one after the other to pixels in [0, 1]  # (batch, *in_shape) → (batch, classes).
+    """Stages applied in order to pixels in [0, 1]  # (batch, *in_shape) → (batch, classes).
 
-    Bytes k are read as k/255, live as frozen.
+    A byte k is the pixel k/255, as in a frozen network.
     """
 
     def __init__(self, stages: "OrderedDict[str, nn.Module]", in_shape: Shape) -> None:
@@ -28,24 +28,24 @@ class Network(nn.Module):
 
     @torch.no_grad()
     def see(self, in_shape: Shape) -> None:
-        """Show every layer its input size, so that buffers exist before an optimiser or another rank asks for them."""
+        """Set the input size of every layer, so that all buffers exist before an optimiser or a rank needs them."""
         tensors = (t for t in chain(self.parameters(), self.buffers()) if t.is_floating_point())
         tensor = next(tensors, torch.empty(0))
         modes = [(module, module.training) for module in self.modules()]
         before = {m: m.u.clone() for m, _ in modes if isinstance(m, Weight)}
-        for module, _ in modes:  # weights take up a size as in training: evaluation would follow their norms at length
+        for module, _ in modes:  # in training mode, weights store the size without the long estimate of evaluation
             module.training = isinstance(module, Weight)
         self(torch.zeros(1, *in_shape, dtype=tensor.dtype, device=tensor.device))
         for module, training in modes:
             module.training = training
-        for weight, u in before.items():  # no step of training has been made
+        for weight, u in before.items():  # undo the power iteration of training
             if weight.u.shape == u.shape:
                 weight.u.copy_(u)
             else:
                 weight.reset_estimate()
 
     def recompute_activations(self, wanted: bool = True) -> "Network":
-        """Spare memory in training, for one more forward pass: see `Sequential`."""
+        """Save memory in training, at the cost of one more forward pass; see `Sequential`."""
         for module in self.modules():
             if isinstance(module, Sequential):
                 module.recompute_activations = wanted
@@ -67,9 +67,9 @@ class Network(nn.Module):
         return self.stages(self._unit(x))
 
     def with_flips(self) -> "Network":
-        """The network whose scores are the mean over an image and its mirror image, made of the same modules.
+        """A network of the same modules, whose scores are the mean over an image and its mirror image.
 
-        Train with mirrored images, as most recipes do (`flip`), or it means little to the network.
+        Train it with random flips, as most recipes do (`flip`).
         """
         *body, (name, head) = self.stages.named_children()
         if [type(module) for _, module in body] == [FlipAverage]:
@@ -82,7 +82,7 @@ class Network(nn.Module):
         return network
 
     def _unit(self, x: Tensor) -> Tensor:
-        """Pixels as floats: bytes k as k/255, in the type of the weights."""
+        """Pixels as floats, in the dtype of the weights if they are bytes."""
         tensors = chain(self.parameters(), self.buffers())
         dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.get_default_dtype())
         if x.dtype == torch.uint8:

@@ -1,4 +1,4 @@
-"""Linear operators as a frozen network runs them: float64, sums of products in some order, and their constants.
+"""Linear operators as a frozen network runs them, in float64, with their norms and bounds on their rounding errors.
 
 Backends may convolve by Winograd or FFT, which the error model does not cover (Note [error model]). Here every entry of
 Wx is one sum of products, for a matrix and for a convolution; a Fourier multiplier is five such products in a row.
@@ -23,15 +23,18 @@ from lipflow.operators.norm import norm_certificate
 from lipflow.operators.operator import Adjoint, LinearOperator
 from lipflow.rounding import SLACK, TINY, U, gamma, in_range, sqrt_up, up
 
-# Entries of the transforms R and G: a cosine within 8u, an amplitude with two roundings, and their product.
+# The relative error of an entry of R or G: a cosine within 8u, an amplitude with two roundings, and their product.
 ENTRY = 12 * U
 
 
 class CertifiedOperator(LinearOperator):
-    """An operator W with ‖W‖ ≤ `norm`, and bounds on the rounding of Wx and Wᵀy."""
+    """An operator W with ‖W‖ ≤ `norm`, and bounds on the rounding errors of Wx and Wᵀy."""
 
-    op: Any  # a DenseOperator, ConvOperator or FourierMultiplier in float64
-    norm: float
+    def __init__(self, op: Any, norm: float) -> None:
+        """op: a DenseOperator, ConvOperator or FourierMultiplier in float64."""
+        self.op, self.norm = op, norm
+        self.weight, self.in_shape, self.out_shape = op.weight, op.in_shape, op.out_shape
+        self.entries = math.prod(op.in_shape) + math.prod(op.out_shape)  # of one input and one output together
 
     @abstractmethod
     def apply_error(self, reach: Fraction) -> Fraction:
@@ -50,25 +53,8 @@ class CertifiedOperator(LinearOperator):
         """What another program needs to verify the norm, beside the weights."""
         return dict(norm=self.norm)
 
-    @property
-    def weight(self) -> Tensor:
-        return self.op.weight
-
     def with_weight(self, weight: Tensor) -> LinearOperator:
         return self.op.with_weight(weight)
-
-    @property
-    def in_shape(self) -> tuple[int, ...]:
-        return self.op.in_shape
-
-    @property
-    def out_shape(self) -> tuple[int, ...]:
-        return self.op.out_shape
-
-    @property
-    def entries(self) -> int:
-        """Entries of one input and one output together."""
-        return math.prod(self.in_shape) + math.prod(self.out_shape)
 
     @property
     def geometry(self) -> dict[str, Any]:
@@ -92,7 +78,8 @@ class CertifiedAdjoint(CertifiedOperator):
     """Wᵀ of a certified operator W."""
 
     def __init__(self, inner: CertifiedOperator) -> None:
-        self.inner, self.op, self.norm = inner, inner.op, inner.norm
+        super().__init__(inner.op, inner.norm)
+        self.inner, self.in_shape, self.out_shape = inner, inner.out_shape, inner.in_shape
 
     def certified_adjoint(self) -> CertifiedOperator:
         return self.inner
@@ -114,14 +101,6 @@ class CertifiedAdjoint(CertifiedOperator):
         return self.inner.proof
 
     @property
-    def in_shape(self) -> tuple[int, ...]:
-        return self.inner.out_shape
-
-    @property
-    def out_shape(self) -> tuple[int, ...]:
-        return self.inner.in_shape
-
-    @property
     def geometry(self) -> dict[str, Any]:
         return dict(self.inner.geometry, adjoint=True)
 
@@ -130,9 +109,8 @@ class CertifiedProduct(CertifiedOperator):
     """A matrix or a convolution: every entry of Wx is one sum of at most `dots[0]` products, of Wᵀy `dots[1]`."""
 
     def __init__(self, op: DenseOperator | ConvOperator) -> None:
-        self.op = op
         norm, self.torus = norm_certificate(op)
-        self.norm = up(Fraction(norm) * (1 + SLACK))
+        super().__init__(op, up(Fraction(norm) * (1 + SLACK)))
         self.spread = spread_bound(op)
 
     @property
@@ -141,7 +119,7 @@ class CertifiedProduct(CertifiedOperator):
 
     @cached_property
     def matrix(self) -> Tensor:
-        """The weights as products read them, made once."""
+        """The weights in the layout that the products read."""
         return matrix_of(self.op) if isinstance(self.op, ConvOperator) else self.weight
 
     @property
@@ -162,82 +140,37 @@ class CertifiedProduct(CertifiedOperator):
         return in_range(gamma(dot) * Fraction(self.spread) * reach + dot * repeats(self.op) * self.entries * TINY)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return _Apply.apply(x, self)
+        return _Product.apply(x, self, True)
 
     def adjoint(self, y: Tensor) -> Tensor:
-        return _Adjoint.apply(y, self)
+        return _Product.apply(y, self, False)
 
 
-class _Linear(torch.autograd.Function):
-    """A linear map of the members of a batch, which autograd and the transforms of torch.func do not look into."""
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, CertifiedProduct], output: Tensor) -> None:
-        ctx.op = inputs[1]
-
-
-class _Apply(_Linear):
-    """Wx; its derivative is the adjoint, run in the same way."""
+class _Product(torch.autograd.Function):
+    """Wx, or else Wᵀx, opaque to autograd and torch.func. The derivative of one map is the other, run the same way."""
 
     @staticmethod
-    def forward(x: Tensor, w: CertifiedProduct) -> Tensor:
-        return _forward(w.op, x, w.matrix) if isinstance(w.op, ConvOperator) else x @ w.weight.T
+    def forward(x: Tensor, w: CertifiedProduct, forward: bool) -> Tensor:
+        if isinstance(w.op, ConvOperator):
+            return run(w.op, x, forward, w.matrix)
+        return x @ (w.weight.T if forward else w.weight)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _Adjoint.apply(grads[0], ctx.op), None
+    def setup_context(ctx: Any, inputs: tuple[Tensor, CertifiedProduct, bool], output: Tensor) -> None:
+        _, ctx.op, ctx.is_forward = inputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return _Product.apply(grads[0], ctx.op, not ctx.is_forward), None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        return _Apply.apply(tangents[0], ctx.op)
+        return _Product.apply(tangents[0], ctx.op, ctx.is_forward)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int, None], *args: Any) -> tuple[Tensor, int]:
-        return _of_batches(_Apply.apply, args[0].movedim(in_dims[0], 0), args[1]), 0
-
-
-class _Adjoint(_Linear):
-    """Wᵀy; its derivative is W."""
-
-    @staticmethod
-    def forward(y: Tensor, w: CertifiedProduct) -> Tensor:
-        return _backward(w.op, y, w.matrix) if isinstance(w.op, ConvOperator) else y @ w.weight
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _Apply.apply(grads[0], ctx.op), None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        return _Adjoint.apply(tangents[0], ctx.op)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int, None], *args: Any) -> tuple[Tensor, int]:
-        return _of_batches(_Adjoint.apply, args[0].movedim(in_dims[0], 0), args[1]), 0
-
-
-def _of_batches(function: Callable[..., Tensor], x: Tensor, w: CertifiedProduct) -> Tensor:
-    """A map of batches applied to many of them, as to one."""
-    return function(x.flatten(0, 1), w).unflatten(0, x.shape[:2])
-
-
-def _forward(op: ConvOperator, x: Tensor, matrix: Tensor) -> Tensor:
-    if op.padding_mode == "circular":
-        return run(_unpadded(op), op.pad(x), matrix=matrix)
-    return run(op, x, matrix=matrix)
-
-
-def _backward(op: ConvOperator, y: Tensor, matrix: Tensor) -> Tensor:
-    if op.padding_mode == "circular":
-        return op.unpad(run(_unpadded(op), y, forward=False, matrix=matrix))
-    return run(op, y, forward=False, matrix=matrix)
-
-
-def _unpadded(op: ConvOperator) -> ConvOperator:
-    """The convolution of images that have their border already."""
-    size = [axis.size + axis.before + axis.after for axis in (op.rows, op.columns)]
-    stride, dilation = (op.rows.stride, op.columns.stride), (op.rows.dilation, op.columns.dilation)
-    return ConvOperator(op.kernel, (size[0], size[1]), 0, "zeros", stride, dilation, op.groups)
+    def vmap(info: Any, in_dims: tuple[int, None, None], *args: Any) -> tuple[Tensor, int]:
+        x = args[0].movedim(in_dims[0], 0)
+        return _Product.apply(x.flatten(0, 1), *args[1:]).unflatten(0, x.shape[:2]), 0
 
 
 def spread_bound(op: DenseOperator | ConvOperator) -> float:
@@ -254,12 +187,10 @@ def spread_bound(op: DenseOperator | ConvOperator) -> float:
 
 
 def repeats(op: LinearOperator) -> int:
-    """How often padding repeats one input position."""
+    """At most how often padding repeats one input position."""
     if not isinstance(op, ConvOperator) or op.padding_mode == "zeros":
         return 1
-    axes = (op.rows, op.columns)
-    counts = [-(-(axis.size + axis.before + axis.after) // axis.size) for axis in axes]
-    return counts[0] * counts[1]
+    return math.prod(-(-(axis.size + axis.before + axis.after) // axis.size) for axis in (op.rows, op.columns))
 
 
 class CertifiedFourier(CertifiedOperator):
@@ -275,9 +206,9 @@ class CertifiedFourier(CertifiedOperator):
     """
 
     def __init__(self, op: FourierMultiplier) -> None:
-        self.op = op
-        self.real, self.imaginary = (part.contiguous() for part in (op.matrices.real, op.matrices.imag))
-        self.norm = up(Fraction(norm_certificate(op)[0]) * (1 + SLACK))
+        super().__init__(op, up(Fraction(norm_certificate(op)[0]) * (1 + SLACK)))
+        self.real, self.imaginary = op.matrices.real.contiguous(), op.matrices.imag.contiguous()
+        self.rows, self.columns = row_transform(op.in_size[1]), column_transform(op.in_size[0])  # R and G
 
     def __call__(self, x: Tensor) -> Tensor:
         batch, into = x.shape[:2]
@@ -288,19 +219,6 @@ class CertifiedFourier(CertifiedOperator):
         y = torch.stack([self.real @ a - self.imaginary @ b, self.imaginary @ a + self.real @ b])
         y = y.permute(4, 3, 2, 0, 1).reshape(batch, out, m, 2 * h) @ self.columns
         return y.reshape(batch, out, m, 2, h).permute(0, 1, 4, 3, 2).reshape(batch, out, h, 2 * m) @ self.rows
-
-    def adjoint(self, y: Tensor) -> Tensor:
-        raise ValueError("the adjoint of a Fourier multiplier has no certified form; use a convolution or a matrix")
-
-    @cached_property
-    def rows(self) -> Tensor:
-        """R  # (2m, w)."""
-        return row_transform(self.op.in_size[1])
-
-    @cached_property
-    def columns(self) -> Tensor:
-        """G  # (2h, 2h)."""
-        return column_transform(self.op.in_size[0])
 
     @cached_property
     def spread(self) -> Fraction:
@@ -316,18 +234,16 @@ class CertifiedFourier(CertifiedOperator):
         row = (Fraction(1), sqrt_up(Fraction(width)), ENTRY * sqrt_up(Fraction(2 * width)))
         column = (Fraction(1), sqrt_up(Fraction(2 * h)), 2 * ENTRY * sqrt_up(Fraction(h)))
         matrices = (Fraction(self.norm), self.spread, Fraction(0))
-        size, wrong, held = reach, Fraction(0), 2 * h * m * max(out, into)
-        for length, (norm, spread, off) in (
-            (width, row),
-            (2 * h, column),
-            (2 * into, matrices),
-            (2 * h, column),
-            (2 * m, row),
-        ):
-            computed = size + wrong
-            wrong = norm * wrong + (gamma(length) * (spread + off) + off) * computed + length * held * TINY
+        products = ((width, row), (2 * h, column), (2 * into, matrices), (2 * h, column), (2 * m, row))
+        size, error, entries = reach, Fraction(0), 2 * h * m * max(out, into)
+        for length, (norm, spread, off) in products:
+            computed = size + error
+            error = norm * error + (gamma(length) * (spread + off) + off) * computed + length * entries * TINY
             size = norm * size
-        return in_range(wrong)
+        return in_range(error)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        raise ValueError("the adjoint of a Fourier multiplier has no certified form; use a convolution or a matrix")
 
     def adjoint_error(self, reach: Fraction) -> Fraction:
         raise ValueError("the adjoint of a Fourier multiplier has no certified form; use a convolution or a matrix")
@@ -337,8 +253,8 @@ def row_transform(width: int) -> Tensor:
     """R of Note [real transform]  # (2m, w)."""
     m = width // 2 + 1
     cosine, sine = _waves(m, width)
-    own = torch.tensor([1.0 if 2 * f % width == 0 else 2.0 for f in range(m)], dtype=torch.float64)
-    amplitude = (own / width).sqrt()[:, None]
+    c = torch.tensor([1.0 if 2 * f % width == 0 else 2.0 for f in range(m)], dtype=torch.float64)
+    amplitude = (c / width).sqrt()[:, None]
     return torch.cat([amplitude * cosine, -(amplitude * sine)])
 
 

@@ -23,7 +23,7 @@ class Axis(NamedTuple):
 
     @property
     def extent(self) -> int:
-        """How far a window reaches: dilation·(kernel - 1) + 1 positions."""
+        """The length of a window: dilation·(kernel - 1) + 1 positions."""
         return self.dilation * (self.kernel - 1) + 1
 
     @property
@@ -56,36 +56,21 @@ class ConvOperator(LinearOperator):
         require_real(kernel, "ConvOperator")
         if kernel.ndim != 4 or 0 in kernel.shape:
             raise ValueError(
-                "ConvOperator takes a kernel (out, in / groups, height, width), none of them 0, not "
-                f"{tuple(kernel.shape)}"
+                f"ConvOperator takes a non-empty kernel (out, in / groups, height, width), not {tuple(kernel.shape)}"
             )
         if padding_mode not in ("zeros", "circular"):
             raise ValueError(f"padding_mode is 'zeros' or 'circular', not {padding_mode!r}")
         if type(groups) is not int or groups < 1 or kernel.shape[0] % groups:
             raise ValueError(f"groups must divide the {kernel.shape[0]} output channels, not be {groups!r}")
-        self.kernel, self.padding_mode, self.groups = kernel, padding_mode, groups
+        self.kernel, self.weight, self.padding_mode, self.groups = kernel, kernel, padding_mode, groups
         self.rows, self.columns = axes(kernel.shape[2:], in_size, padding, stride, dilation)
-
-    def with_kernel(self, kernel: Tensor) -> "ConvOperator":
-        """The same geometry with another kernel."""
-        padding = ((self.rows.before, self.rows.after), (self.columns.before, self.columns.after))
-        size, stride, dilation = self._pair("size"), self._pair("stride"), self._pair("dilation")
-        return ConvOperator(kernel, size, padding, self.padding_mode, stride, dilation, self.groups)
-
-    @property
-    def weight(self) -> Tensor:
-        return self.kernel
+        self.in_shape = (kernel.shape[1] * groups, self.rows.size, self.columns.size)
+        self.out_shape = (kernel.shape[0], self.rows.outputs, self.columns.outputs)
 
     def with_weight(self, weight: Tensor) -> "ConvOperator":
-        return self.with_kernel(weight)
+        return ConvOperator(weight, **self.geometry)
 
-    @property
-    def in_shape(self) -> tuple[int, int, int]:
-        return (self.kernel.shape[1] * self.groups, self.rows.size, self.columns.size)
-
-    @property
-    def out_shape(self) -> tuple[int, int, int]:
-        return (self.kernel.shape[0], self.rows.outputs, self.columns.outputs)
+    with_kernel = with_weight
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Wx, or Wx + b with b along the output channels."""
@@ -103,7 +88,7 @@ class ConvOperator(LinearOperator):
             return F.conv2d(y, self.turned, None, 1, margins, dilation, self.groups)
         if self._symmetric:
             return F.conv_transpose2d(y, self.kernel, None, stride, self._pair("before"), unread, self.groups, dilation)
-        # Positions past the last window are read by nothing, so the adjoint puts zeros there.
+        # No window reads the positions past the last one, so the adjoint is zero there.
         padded = F.conv_transpose2d(y, self.kernel, None, stride, 0, 0, self.groups, dilation)
         return self.unpad(F.pad(padded, (0, unread[1], 0, unread[0])))
 
@@ -117,49 +102,42 @@ class ConvOperator(LinearOperator):
         """The derivative of ⟨y, Wx⟩, summed over the batch, with respect to the kernel."""
         padded, padding = (x, self._pair("before")) if self._symmetric else (self.pad(x), (0, 0))
         geometry = (self._pair("stride"), padding, self._pair("dilation"), False, (0, 0), self.groups)
-        only_the_kernel = (False, True, False)
-        return torch.ops.aten.convolution_backward(y, padded, self.kernel, None, *geometry, only_the_kernel)[1]
+        kernel_only = (False, True, False)
+        return torch.ops.aten.convolution_backward(y, padded, self.kernel, None, *geometry, kernel_only)[1]
 
     @property
     def geometry(self) -> dict[str, Any]:
         """The arguments after the kernel, as plain data."""
-        rows, columns = self.rows, self.columns
         return dict(
-            in_size=[rows.size, columns.size],
-            padding=[[rows.before, rows.after], [columns.before, columns.after]],
+            in_size=[self.rows.size, self.columns.size],
+            padding=[[axis.before, axis.after] for axis in (self.rows, self.columns)],
             padding_mode=self.padding_mode,
-            stride=[rows.stride, columns.stride],
-            dilation=[rows.dilation, columns.dilation],
+            stride=[self.rows.stride, self.columns.stride],
+            dilation=[self.rows.dilation, self.columns.dilation],
             groups=self.groups,
         )
 
     @property
     def _symmetric(self) -> bool:
-        """Whether torch's own padding will do: zeros, as many on both sides."""
-        return self.padding_mode == "zeros" and all(a.before == a.after for a in (self.rows, self.columns))
+        """Whether torch's own padding suffices: zeros, equally many on both sides."""
+        zeros = self.padding_mode == "zeros"
+        return all(a.before == a.after and (zeros or a.before == 0) for a in (self.rows, self.columns))
 
     def _pair(self, field: str) -> tuple[int, int]:
         return getattr(self.rows, field), getattr(self.columns, field)
 
     def pad(self, x: Tensor) -> Tensor:
-        """x with its border, as the windows read it."""
+        """x with its padding."""
         if self.padding_mode == "zeros":
             return F.pad(x, (self.columns.before, self.columns.after, self.rows.before, self.rows.after))
-        for dim, axis in ((-2, self.rows), (-1, self.columns)):
-            if axis.before or axis.after:
-                x = x.index_select(dim, _wrap(axis, x.device))
-        return x
+        return x.index_select(-2, _wrap(self.rows, x.device)).index_select(-1, _wrap(self.columns, x.device))
 
     def unpad(self, y: Tensor) -> Tensor:
-        """The adjoint of `pad`: drop the border, or add it to the positions it repeats."""
+        """The adjoint of `pad`: drop the padding, or add it to the positions that it repeats."""
         if self.padding_mode == "zeros":
             return F.pad(y, (-self.columns.before, -self.columns.after, -self.rows.before, -self.rows.after))
-        for dim, axis in ((-2, self.rows), (-1, self.columns)):
-            if axis.before or axis.after:
-                shape = list(y.shape)
-                shape[dim] = axis.size
-                y = y.new_zeros(shape).index_add(dim, _wrap(axis, y.device), y)
-        return y
+        rows = y.new_zeros(*y.shape[:-2], self.rows.size, y.shape[-1]).index_add(-2, _wrap(self.rows, y.device), y)
+        return rows.new_zeros(*y.shape[:-2], *self.in_shape[1:]).index_add(-1, _wrap(self.columns, y.device), rows)
 
     def __repr__(self) -> str:
         out, grouped, height, width = self.kernel.shape
@@ -172,9 +150,9 @@ class ConvOperator(LinearOperator):
 
 
 def likes_channels_last(op: LinearOperator, x: Tensor) -> bool:
-    """Whether torch runs W on x faster where channels are last: by oneDNN, which would turn images at every product.
+    """Whether W is faster on images stored channels last: oneDNN would otherwise reorder them at every product.
 
-    Not within transforms of torch.func, which know nothing of layouts.
+    The transforms of torch.func do not support memory formats.
     """
     images = isinstance(op, ConvOperator) and x.ndim == 4 and x.device.type == "cpu" and x.dtype != torch.float64
     return images and not torch._C._are_functorch_transforms_active()
@@ -189,12 +167,8 @@ def axes(
 ) -> tuple[Axis, Axis]:
     """The two axes of a convolution, checked: every number at least 1 (padding 0), and room for one window."""
     strides, dilations, sizes = _ints(stride, "stride"), _ints(dilation, "dilation"), _ints(in_size, "in_size")
-    both = [
-        Axis(n, k, *pad, s, d)
-        for n, k, pad, s, d in zip(
-            sizes, kernel_size, pads(padding, kernel_size, dilations), strides, dilations, strict=True
-        )
-    ]
+    margins = pads(padding, kernel_size, dilations)
+    both = [Axis(sizes[i], kernel_size[i], *margins[i], strides[i], dilations[i]) for i in range(2)]
     for name, axis in zip(("rows", "columns"), both, strict=True):
         if axis.outputs < 1:
             raise ValueError(
@@ -207,20 +181,19 @@ def axes(
 def pads(
     padding: Padding, kernel_size: tuple[int, ...] | torch.Size, dilation: tuple[int, int]
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """((top, bottom), (left, right)) from any of the ways to say it."""
+    """The padding as ((top, bottom), (left, right))."""
     if padding == "same":
-        spans = [d * (k - 1) for k, d in zip(kernel_size, dilation, strict=True)]
-        return (spans[0] // 2, spans[0] - spans[0] // 2), (spans[1] // 2, spans[1] - spans[1] // 2)
+        rows, columns = (d * (k - 1) for k, d in zip(kernel_size, dilation, strict=True))
+        return (rows // 2, rows - rows // 2), (columns // 2, columns - columns // 2)
     sides = padding if isinstance(padding, tuple | list) else (padding, padding)
     both = [p if isinstance(p, tuple | list) else (p, p) for p in sides]
     if len(both) != 2 or any(len(p) != 2 or any(type(n) is not int for n in p) for p in both):
         raise ValueError(
             f"padding is a number, (rows, columns), ((top, bottom), (left, right)) or 'same', not {padding!r}"
         )
-    rows, columns = ((p[0], p[1]) for p in both)
-    if min(*rows, *columns) < 0:
+    if min(map(min, both)) < 0:
         raise ValueError(f"padding must be at least 0, not {padding!r}")
-    return rows, columns
+    return (both[0][0], both[0][1]), (both[1][0], both[1][1])
 
 
 def _ints(value: int | tuple[int, int], name: str) -> tuple[int, int]:

@@ -12,36 +12,22 @@ class DenseOperator(LinearOperator):
     def __init__(self, weight: Tensor) -> None:
         require_real(weight, "DenseOperator")
         if weight.ndim != 2 or 0 in weight.shape:
-            raise ValueError(
-                f"DenseOperator takes a matrix (out, in) that is not empty, not a weight of shape {tuple(weight.shape)}"
-            )
-        self._weight = weight
-
-    @property
-    def weight(self) -> Tensor:
-        return self._weight
-
-    @property
-    def in_shape(self) -> tuple[int]:
-        return (self._weight.shape[1],)
-
-    @property
-    def out_shape(self) -> tuple[int]:
-        return (self._weight.shape[0],)
+            raise ValueError(f"DenseOperator takes a non-empty matrix (out, in), not shape {tuple(weight.shape)}")
+        self.weight, self.in_shape, self.out_shape = weight, (weight.shape[1],), (weight.shape[0],)
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Wx, or Wx + b."""
-        if x.ndim < 1 or x.shape[-1] != self._weight.shape[1]:
-            raise ValueError(f"DenseOperator takes inputs (..., {self._weight.shape[1]}), not {tuple(x.shape)}")
-        return F.linear(x, self._weight, bias)
+        if x.shape[-1:] != self.in_shape:
+            raise ValueError(f"DenseOperator takes inputs (..., {self.in_shape[0]}), not {tuple(x.shape)}")
+        return F.linear(x, self.weight, bias)
 
     def adjoint(self, y: Tensor) -> Tensor:
-        if y.ndim < 1 or y.shape[-1] != self._weight.shape[0]:
-            raise ValueError(f"the adjoint of DenseOperator takes (..., {self._weight.shape[0]}), not {tuple(y.shape)}")
-        return y @ self._weight
+        if y.shape[-1:] != self.out_shape:
+            raise ValueError(f"the adjoint of DenseOperator takes (..., {self.out_shape[0]}), not {tuple(y.shape)}")
+        return y @ self.weight
 
     def with_weight(self, weight: Tensor) -> "DenseOperator":
         return DenseOperator(weight)
 
     def __repr__(self) -> str:
-        return f"DenseOperator({self._weight.shape[1]} → {self._weight.shape[0]})"
+        return f"DenseOperator({self.in_shape[0]} → {self.out_shape[0]})"

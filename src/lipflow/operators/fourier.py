@@ -13,17 +13,17 @@ from torch import Tensor
 
 Side = tuple[int, int]  # one axis of a torus: its side N, and its twist θ/π, 0 or 1
 Torus = tuple[Side, Side]
-CHUNK_BYTES = 256 * 2**20  # frequencies are taken in chunks of about this size
-MOST_SIDE = 2**29  # of a torus: phases are computed in integers of 64 bits
-MOST_BYTES = 2 * 2**30  # one frequency with all its aliases may take this much
+CHUNK_BYTES = 256 * 2**20  # of the frequencies computed at once
+MAX_SIDE = 2**29  # of a torus: phases are computed in integers of 64 bits
+MAX_BYTES = 2 * 2**30  # of one frequency with all its aliases
 
 
 def unit_circle(numerators: Tensor, denominator: int) -> tuple[Tensor, Tensor]:
     """cos and sin of 2π·t/denominator for integers t, each within 8u of the true value.
 
-    The angle is reduced in integers, first to a turn and then to an eighth of one, so that cos and sin are only
-    asked for angles in [0, π/4]; a naive exp(iωj) errs by hundreds of u. There the angle has a relative error of
-    at most 4.4u, which moves cos and sin by at most 3.5u, and the library adds at most 4u: docs/norms.md.
+    The angle is reduced in integers, first to a turn and then to an eighth of one, so that cos and sin are computed
+    for angles in [0, π/4] only; a naive exp(iωj) errs by hundreds of u. There the angle has a relative error of at
+    most 4.4u, which moves cos and sin by at most 3.5u, and the library adds at most 4u: docs/norms.md.
     """
     eighths = torch.remainder(numerators, denominator) * 8  # one turn is 8·denominator
     octant = eighths // denominator
@@ -31,7 +31,7 @@ def unit_circle(numerators: Tensor, denominator: int) -> tuple[Tensor, Tensor]:
     odd = octant % 2 == 1
     angle = torch.where(odd, denominator - rest, rest).to(torch.float64) * (math.pi / 4) / denominator
     cosine, sine = angle.cos(), angle.sin()
-    swap = (octant + 1) // 2 % 2 == 1  # octants 1, 2, 5, 6: cos and sin change places
+    swap = (octant + 1) // 2 % 2 == 1  # octants 1, 2, 5, 6
     x, y = torch.where(swap, sine, cosine), torch.where(swap, cosine, sine)
     x = torch.where((octant >= 2) & (octant < 6), -x, x)
     y = torch.where(octant >= 4, -y, y)
@@ -50,16 +50,13 @@ def phases(
     On the torus of sides N, with a twist of π·t on an axis, ω = (2πf + πt)/N: an angle of
     (2f + t)·d·j / (2N) turns on each axis, added over the common denominator 2·N₁·N₂.
     """
-    turns = [  # of integers below 2⁶², as d·j is reduced first
+    rows, columns = (  # the numerators stay below 2⁶², as d·j is reduced first
         (2 * f[None, :] + t) * torch.tensor([[d * j % (2 * n)] for j in range(k)]) % (2 * n)
         for k, d, n, f, t in zip(kernel_size, dilation, sides, frequencies, twist, strict=True)
-    ]
-    rows, columns = turns
+    )
     numerators = rows[:, None, :, None] * sides[1] + columns[None, :, None, :] * sides[0]
     cosine, sine = unit_circle(numerators, 2 * sides[0] * sides[1])
-    taps = kernel_size[0] * kernel_size[1]
-    shape = (taps, len(frequencies[0]), len(frequencies[1]))
-    return cosine.reshape(shape), sine.reshape(shape)
+    return cosine.flatten(0, 1), sine.flatten(0, 1)
 
 
 def symbol(kernel: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,29 +71,25 @@ def symbol(kernel: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor
     return part(cosine), part(sine)
 
 
-def symbols(
-    kernel: Tensor,
-    dilation: tuple[int, int],
-    torus: Torus,
-    strides: tuple[int, int],
-) -> Iterator[Tensor]:
-    """The symbols at half of the coarse frequencies, aliases side by side, as real matrices [[Re, -Im], [Im, Re]]."""
+def symbols(kernel: Tensor, dilation: tuple[int, int], torus: Torus, strides: tuple[int, int]) -> Iterator[Tensor]:
+    """The symbols at half of the coarse frequencies, aliases side by side, as real matrices."""
     out, grouped, height, width = kernel.shape
     sides, twist = (torus[0][0], torus[1][0]), (torus[0][1], torus[1][1])
-    if max(sides) >= MOST_SIDE:
-        raise ValueError(f"a torus of sides {sides} has more frequencies than can be told apart; images are smaller")
+    if max(sides) >= MAX_SIDE:
+        raise ValueError(f"a torus of sides {sides} is too large: phases are exact below a side of {MAX_SIDE}")
     coarse = [n // s for n, s in zip(sides, strides, strict=True)]
     aliases = strides[0] * strides[1]
     # f and -f (with a half twist: -f - 1) are conjugate, so the first axis needs half of its frequencies.
     half = (coarse[0] + 1) // 2 if twist[0] else coarse[0] // 2 + 1
-    one = 32 * out * grouped * aliases
-    if one > MOST_BYTES:
+    frequency_bytes = 32 * out * grouped * aliases
+    if frequency_bytes > MAX_BYTES:
         raise ValueError(
-            f"strides {strides} put {aliases} symbols of {out} × {grouped} side by side, {one / 2**30:.1f} GiB for one "
-            f"frequency, more than {MOST_BYTES / 2**30:g}; use a smaller stride"
+            f"strides {strides} put {aliases} symbols of {out} × {grouped} side by side, {frequency_bytes / 2**30:.1f} "
+            f"GiB for one frequency, more than {MAX_BYTES / 2**30:g}; use a smaller stride"
         )
-    at_once = max(1, CHUNK_BYTES // one)
-    for first, second in product(_chunks(half, at_once // coarse[1]), _chunks(coarse[1], at_once)):
+    chunk = max(1, CHUNK_BYTES // frequency_bytes)
+    chunks = product(torch.arange(half).split(max(1, chunk // coarse[1])), torch.arange(coarse[1]).split(chunk))
+    for first, second in chunks:
         rows = (first[:, None] + coarse[0] * torch.arange(strides[0])).flatten()
         columns = (second[:, None] + coarse[1] * torch.arange(strides[1])).flatten()
         cosine, sine = phases((height, width), dilation, sides, (rows, columns), twist)
@@ -105,9 +98,9 @@ def symbols(
             part = part.reshape(counts[0], strides[0], counts[1], strides[1], out, grouped)
             return part.permute(0, 2, 4, 1, 3, 5).reshape(counts[0] * counts[1], out, aliases * grouped)
 
-        real, imaginary = (side_by_side(part) for part in symbol(kernel, cosine, sine))
-        yield torch.cat([torch.cat([real, -imaginary], -1), torch.cat([imaginary, real], -1)], -2)
+        yield real_matrix(*(side_by_side(part) for part in symbol(kernel, cosine, sine)))
 
 
-def _chunks(count: int, at_once: int) -> tuple[Tensor, ...]:
-    return torch.arange(count).split(max(1, at_once))
+def real_matrix(real: Tensor, imaginary: Tensor) -> Tensor:
+    """Complex matrices as the real matrices [[Re, -Im], [Im, Re]], of the same norm."""
+    return torch.cat([torch.cat([real, -imaginary], -1), torch.cat([imaginary, real], -1)], -2)

@@ -1,7 +1,5 @@
 """λmax(WWᵀ) from above: the Cholesky certificate, for matrices and for matrices cut into strips (docs/norms.md)."""
 
-import math
-from collections.abc import Callable
 from fractions import Fraction
 
 import torch
@@ -9,7 +7,7 @@ from torch import Tensor
 
 from lipflow.rounding import TINY, U, gamma, sqrt_up, square_sum_max
 
-LEAST_SHIFT = 2.0**-400  # far below any λmax that matters, far above what underflow costs
+MIN_SHIFT = 2.0**-400  # far below any λmax that matters, far above the error of underflow
 
 
 def gram_bound(matrices: Tensor) -> Fraction:
@@ -27,15 +25,15 @@ def band_bound(
     product_error: Fraction,
     guess: float = 0.0,
 ) -> tuple[Fraction, float]:
-    """At least the greatest λmax(WWᵀ) over a batch, and the shift μ that proved it (try it as the next `guess`).
+    """At least the greatest λmax(WWᵀ) over a batch, and the shift μ that proved it, which is a good next `guess`.
 
-    WWᵀ is within `product_error` of the symmetric G with the blocks `diagonal` (their lower triangles count) and
-    `below` right below them, and 0 elsewhere. A matrix without strips is one strip.
+    WWᵀ is within `product_error` of the symmetric G with the blocks `diagonal` (of which only the lower triangles are
+    read), the blocks `below` right below them, and 0 elsewhere. A matrix without strips is one strip.
 
-    Note [Cholesky certificate]. Let μ be a guess, M = fl(μI - G), R the Cholesky factor of M as LAPACK gave it, whose
-    block row t is [C_t, L_t] below [.., L_{t-1}], and P = fl(RRᵀ). Whatever LAPACK did, RRᵀ ⪰ 0, hence
+    Note [Cholesky certificate]. Let μ be a guess, M = fl(μI - G), R the Cholesky factor of M computed by LAPACK,
+    whose block row t is [C_t, L_t] below [.., L_{t-1}], and P = fl(RRᵀ). RRᵀ ⪰ 0 for every real R, hence
     λmax(WWᵀ) ≤ μ + ‖M - P‖_F + γ_l‖R‖_F² + u·max|M_ii| + product_error + underflow, with l the length of a block row.
-    Only the error model of a matrix product is trusted.
+    Only the error model of a matrix product is trusted, and not LAPACK.
     """
     diagonal = _mirror(diagonal)
     mu, factor = band_shift(diagonal, below, guess)
@@ -62,29 +60,24 @@ def _mirror(g: Tensor) -> Tensor:
 def band_shift(diagonal: Tensor, below: Tensor, guess: float = 0.0) -> tuple[float, list[Tensor]]:
     """A number μ just above the greatest eigenvalue of a batch, or the guess, and the Cholesky factor of μI - G.
 
-    Nothing here needs to be right: a bad μ or a bad factor only loosens the bound.
+    The proof does not rely on this function: a wrong μ or a wrong factor only loosens the bound.
     """
-    factor = _cholesky(diagonal, below, guess) if guess else None
+    factor = cholesky(diagonal, below, guess) if guess else None
     if factor is not None:
         return guess, factor
-    mu, hair = max(guess, _greatest_ritz_value(diagonal, below)), 2.0**-34
+    mu, margin = max(guess, _greatest_ritz_value(diagonal, below)), 2.0**-34
     while True:
-        mu = max(mu, LEAST_SHIFT) * (1 + hair)
-        factor = _cholesky(diagonal, below, mu)
+        mu = max(mu, MIN_SHIFT) * (1 + margin)
+        factor = cholesky(diagonal, below, mu)
         if factor is not None:
             return mu, factor
-        if diagonal.shape[1] == 1 and diagonal.shape[-1] <= 256 and hair < 2.0**-33:
+        if diagonal.shape[1] == 1 and diagonal.shape[-1] <= 256 and margin < 2.0**-33:
             mu = max(mu, float(torch.linalg.eigvalsh(diagonal).max()))
-        hair *= 8
+        margin *= 8
 
 
-def is_above(mu: float, diagonal: Tensor, below: Tensor) -> bool:
-    """Whether μ seems to be above all eigenvalues of a batch."""
-    return math.isinf(mu) or _cholesky(diagonal, below, mu) is not None
-
-
-def _cholesky(diagonal: Tensor, below: Tensor, mu: float) -> list[Tensor] | None:
-    """The block rows [C_t, L_t] of the Cholesky factor of μI - G, or None where there is none."""
+def cholesky(diagonal: Tensor, below: Tensor, mu: float) -> list[Tensor] | None:
+    """The block rows [C_t, L_t] of the Cholesky factor of μI - G, or None if it is not positive definite."""
     identity = torch.eye(diagonal.shape[-1], dtype=diagonal.dtype)
     rows: list[Tensor] = []
     for t in range(diagonal.shape[1]):
@@ -101,51 +94,41 @@ def _cholesky(diagonal: Tensor, below: Tensor, mu: float) -> list[Tensor] | None
     return rows
 
 
-def _greatest_ritz_value(diagonal: Tensor, below: Tensor) -> float:
-    """The greatest Ritz value of a batch, by Lanczos from one fixed start: from below."""
-
-    def apply(x: Tensor) -> Tensor:  # (batch, strips·q)
-        x = x.reshape(*diagonal.shape[:-1], 1)
+def _greatest_ritz_value(diagonal: Tensor, below: Tensor, steps: int = 64) -> float:
+    """The greatest Ritz value of a batch after some steps of Lanczos' method from a fixed start, from below."""
+    batch, strips, q = diagonal.shape[:3]
+    steps = min(steps, strips * q)
+    # G is positive semidefinite, so its largest entry is on the diagonal. What is left below the noise is rounding.
+    noise = 2.0**-40 * diagonal.diagonal(dim1=-2, dim2=-1).amax((-2, -1))
+    basis, alphas, betas = diagonal.new_zeros(batch, steps + 1, strips * q), [], []
+    basis[:, 0] = start_vector((strips * q,), diagonal)
+    for step in range(steps):
+        x = basis[:, step].reshape(*diagonal.shape[:-1], 1)
         y = diagonal @ x
         y[:, 1:] += below @ x[:, :-1]
         y[:, :-1] += below.mT @ x[:, 1:]
-        return y.flatten(1)
-
-    batch, strips, q = diagonal.shape[:3]
-    start = start_vector((strips * q,), diagonal).expand(batch, -1)
-    # G is positive: its largest entry is on the diagonal.
-    return lanczos(apply, start, 2.0**-40 * diagonal.diagonal(dim1=-2, dim2=-1).amax((-2, -1)))
-
-
-def lanczos(apply: Callable[[Tensor], Tensor], start: Tensor, noise: Tensor, steps: int = 64) -> float:
-    """The greatest Ritz value of a batch of symmetric maps after some steps; what is below the noise is no direction.
-
-    `start` holds a unit vector for each of them  # (batch, size).
-    """
-    steps = min(steps, start.shape[-1])
-    basis, alphas, betas = start.new_zeros(len(start), steps + 1, start.shape[-1]), [], []
-    basis[:, 0] = start
-    for step in range(steps):
-        w = apply(basis[:, step])
+        w = y.flatten(1)
         alphas.append((w * basis[:, step]).sum(-1))
         previous = basis[:, : step + 1]
         for _ in range(2):  # full reorthogonalisation, twice is enough
             w = w - ((previous @ w.unsqueeze(-1)).mT @ previous).squeeze(-2)
         beta = w.norm(dim=-1)
-        # An invariant subspace is found: what is left is rounding, and must not be taken for a direction.
         beta = torch.where(beta > noise, beta, 0.0)
         betas.append(beta)
-        if float(beta.max()) == 0:
+        if float(beta.max()) == 0:  # an invariant subspace
             break
         basis[:, step + 1] = torch.where((beta > 0).unsqueeze(-1), w / beta.unsqueeze(-1), 0.0)
-    t = torch.diag_embed(torch.stack(alphas, -1))
-    off = torch.stack(betas, -1)[..., : t.shape[-1] - 1]
-    t = t + torch.diag_embed(off, 1) + torch.diag_embed(off, -1)
+    t = tridiagonal(torch.stack(alphas, -1), torch.stack(betas, -1)[..., : len(alphas) - 1])
     return float(torch.linalg.eigvalsh(t).max())
 
 
+def tridiagonal(diagonal: Tensor, beside: Tensor) -> Tensor:
+    """The symmetric tridiagonal matrices with these diagonals  # (..., n), (..., n - 1)."""
+    return torch.diag_embed(diagonal) + torch.diag_embed(beside, 1) + torch.diag_embed(beside, -1)
+
+
 def start_vector(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """A fixed pseudo-random unit vector: the same on every machine, so on every rank too."""
+    """A fixed pseudo-random unit vector, the same on every machine and every rank."""
     generator = torch.Generator("cpu").manual_seed(0)
     u = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
     return (u / u.norm()).to(like.device, like.dtype)

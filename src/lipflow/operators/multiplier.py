@@ -20,7 +20,8 @@ class FourierMultiplier(LinearOperator):
                 f"a Fourier multiplier on {height}×{width} pixels takes matrices ({height}, {width // 2 + 1}, out, in) "
                 f"at w // 2 + 1 columns, not {tuple(matrices.shape)}"
             )
-        self.matrices, self.in_size = matrices, in_size
+        self.matrices, self.weight, self.in_size = matrices, matrices, in_size
+        self.in_shape, self.out_shape = (matrices.shape[3], *in_size), (matrices.shape[2], *in_size)
 
     def __call__(self, x: Tensor) -> Tensor:
         return multiply(self.matrices[None], x)
@@ -28,20 +29,8 @@ class FourierMultiplier(LinearOperator):
     def adjoint(self, y: Tensor) -> Tensor:
         return multiply(self.matrices.mH[None], y)
 
-    @property
-    def weight(self) -> Tensor:
-        return self.matrices
-
     def with_weight(self, weight: Tensor) -> "FourierMultiplier":
         return FourierMultiplier(weight, self.in_size)
-
-    @property
-    def in_shape(self) -> tuple[int, int, int]:
-        return (self.matrices.shape[-1], *self.in_size)
-
-    @property
-    def out_shape(self) -> tuple[int, int, int]:
-        return (self.matrices.shape[-2], *self.in_size)
 
     @property
     def geometry(self) -> dict[str, list[int]]:
@@ -54,20 +43,20 @@ class FourierMultiplier(LinearOperator):
 
 def multiply(matrices: Tensor, x: Tensor) -> Tensor:
     """Multiply the spectrum of x by a matrix at each frequency of rfft2  # (groups, h, w // 2 + 1, out, in)."""
-    if has_torch_function_unary(x):  # like torch's own functions, it can be given nodes
+    if has_torch_function_unary(x):  # x may be a node, as in torch's own functions
         return handle_torch_function(multiply, (x,), matrices, x)
     groups, out = matrices.shape[0], matrices.shape[-2]
     if not x.numel():
-        # Some FFT libraries refuse an empty batch. Gradients of 0 flow all the same: other processes wait for them.
+        # Some FFT libraries refuse an empty batch. The zero gradients keep distributed processes in step.
         return x.new_zeros(len(x), groups * out, *x.shape[2:]) + 0 * (x.sum() + matrices.real.sum())
-    x = x.to(matrices.real.dtype)  # a layer before may have been rounded by autocast, and transforms are not
+    x = x.to(matrices.real.dtype)  # autocast may have rounded x; FFTs run in the precision of the matrices
     spectrum = torch.fft.rfft2(x).unflatten(1, (groups, -1))
     product = torch.einsum("ghwoi,bgihw->bgohw", matrices, spectrum)
     return torch.fft.irfft2(product.flatten(1, 2), s=x.shape[-2:])
 
 
 def block_diagonal(matrices: Tensor) -> Tensor:
-    """The matrices of all groups as one  # (groups, h, m, out, in) → (h, m, groups·out, groups·in)."""
+    """The block-diagonal matrices of all groups  # (groups, h, m, out, in) → (h, m, groups·out, groups·in)."""
     groups, h, m, out, into = matrices.shape
     joined = matrices.new_zeros(h, m, groups, out, groups, into)
     joined.diagonal(dim1=2, dim2=4).copy_(matrices.permute(1, 2, 3, 4, 0))

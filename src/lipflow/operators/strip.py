@@ -1,8 +1,8 @@
-"""Zero-padded convolutions cut into strips: exact along the rows, where a torus is not (docs/norms.md, section 12).
+"""Bounds of zero-padded convolutions that are exact along the rows, where a torus is not (docs/norms.md, section 12).
 
 The rows of the output are cut into strips, so thick that only neighbours read a common row of the input. Then WWᵀ is
-block tridiagonal, and so is the work. Along the columns W is taken as it is, or on a twisted torus: one matrix for each
-row of the kernel, called its taps, and on a torus one such list for each frequency.
+block tridiagonal. Along the columns W is exact, or on a twisted torus. Each row of the kernel gives one matrix, called
+a tap; on a torus there is such a list of taps for each frequency.
 """
 
 import math
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from lipflow.operators.conv import Axis
 from lipflow.operators.fourier import Side, symbols
-from lipflow.operators.gram import band_bound, band_shift, is_above
+from lipflow.operators.gram import band_bound, band_shift, cholesky
 from lipflow.rounding import TINY, gamma, square_sum_max
 
-BATCH_BYTES = 8 * 2**20  # frequencies are taken together while their blocks are small
+BATCH_BYTES = 8 * 2**20  # of the blocks of the frequencies computed at once
 
 
 class Strips(NamedTuple):
-    """How an axis is cut: strip t has the outputs t·`thickness` + i and reads the `window` positions from
+    """A cut of an axis: strip t has the outputs t·`thickness` + i and reads the `window` positions from
     t·`step` - before on. As window ≤ 2·step, the strips t and t + 2 read nothing in common."""
 
     pieces: int
@@ -56,15 +56,15 @@ def toeplitz(taps: Tensor, outputs: int, stride: int, dilation: int) -> Tensor:
 
 
 def exact_columns(kernel: Tensor, columns: Axis) -> Tensor:
-    """What each row of a kernel does along the columns  # (1, rows of the kernel, out·m, in·n)."""
+    """The matrix of each row of a kernel along the columns  # (1, rows of the kernel, out·m, in·n)."""
     matrix = toeplitz(kernel.permute(2, 3, 0, 1), columns.outputs, columns.stride, columns.dilation)
-    matrix = matrix[:, :, :, columns.before : columns.before + columns.size]  # all other positions hold zeros
+    matrix = matrix[:, :, :, columns.before : columns.before + columns.size]  # the other positions are padding
     return matrix.flatten(3).flatten(1, 2)[None]
 
 
 def torus_columns(kernel: Tensor, columns: Axis, side: Side) -> Iterator[Tensor]:
-    """The same at half of the frequencies of a torus, as [[Re, -Im], [Im, Re]], not yet divided by the root of the
-    stride  # (frequencies, rows of the kernel, 2·out, 2·stride·in)."""
+    """The same matrices at half of the frequencies of a torus, as [[Re, -Im], [Im, Re]], times √stride
+    # (frequencies, rows of the kernel, 2·out, 2·stride·in)."""
     out, grouped, height, width = kernel.shape
     rows_as_channels = kernel.permute(2, 0, 1, 3).reshape(height * out, grouped, width, 1)
     for batch in symbols(rows_as_channels, (columns.dilation, 1), (side, (1, 0)), (columns.stride, 1)):
@@ -81,8 +81,9 @@ def strip_bound(taps: Iterable[Tensor], rows: Axis, guess: float = 0.0) -> Fract
 
 
 def strip_shift(taps: Callable[[], Iterable[Tensor]], rows: Axis, limit: float) -> float:
-    """About what `strip_bound` would say, or ∞ if it is more than the limit: to choose, never to certify."""
-    if not all(is_above(limit, diagonal, below) for diagonal, below, _ in _grams(taps(), rows)):
+    """An approximation of `strip_bound`, or ∞ if it exceeds the limit: to choose a torus, never to certify."""
+    finite = not math.isinf(limit)
+    if finite and any(cholesky(diagonal, below, limit) is None for diagonal, below, _ in _grams(taps(), rows)):
         return math.inf
     shift = 0.0
     for diagonal, below, _ in _grams(taps(), rows):
@@ -91,14 +92,14 @@ def strip_shift(taps: Callable[[], Iterable[Tensor]], rows: Axis, limit: float) 
 
 
 def strip_work(rows: Axis, a: int, b: int) -> int:
-    """About how many multiplications `strip_bound` takes for taps of a × b."""
+    """The approximate number of multiplications of `strip_bound` for taps of a × b."""
     cut = Strips.of(rows)
     q, n = cut.thickness * a, cut.window * b
     return 5 * cut.pieces * q**3 + 5 * q * q * n
 
 
 def _grams(taps: Iterable[Tensor], rows: Axis) -> Iterator[tuple[Tensor, Tensor, Fraction]]:
-    """The blocks of fl(WWᵀ) on the diagonal and below it, and how far they are from WWᵀ, some frequencies at a time."""
+    """The blocks of fl(WWᵀ) on the diagonal and below it, and their distance to WWᵀ, some frequencies at a time."""
     for chunk in taps:
         blocks = 8 * rows.outputs * Strips.of(rows).thickness * chunk.shape[2] ** 2
         yield from (_gram(part, rows) for part in chunk.split(max(1, BATCH_BYTES // blocks)))
@@ -106,8 +107,8 @@ def _grams(taps: Iterable[Tensor], rows: Axis) -> Iterator[tuple[Tensor, Tensor,
 
 def _gram(taps: Tensor, rows: Axis) -> tuple[Tensor, Tensor, Fraction]:
     cut = Strips.of(rows)
-    whole = toeplitz(taps, cut.thickness, rows.stride, rows.dilation)  # a strip that meets no border
-    shared = max(cut.window - cut.step, 0) * taps.shape[3]  # columns that it has in common with the one before
+    whole = toeplitz(taps, cut.thickness, rows.stride, rows.dilation)  # a strip away from the border
+    shared = max(cut.window - cut.step, 0) * taps.shape[3]  # columns in common with the strip before
 
     def strip(exist: Tensor) -> Tensor:
         outputs, positions = exist.split((cut.thickness, cut.window))

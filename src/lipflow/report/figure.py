@@ -1,8 +1,8 @@
-"""The curves of the page as figures to print, PNG and PDF, with matplotlib: an extra, imported when it is asked for."""
+"""The charts of the page as PNG and PDF. matplotlib is an extra, so it is imported only when a figure is drawn."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,16 +14,15 @@ from lipflow.report.table import Summary
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
-# As on the page, in its order: told apart by colour-blind readers, and by their marks without colour.
+# The colours of the page, in the same order: they differ for colour-blind readers too, and the marks without colour.
 COLOURS = ("#0b63a5", "#c2500a", "#00805e", "#a2478a", "#8d6a00", "#3b8fc4", "#55585e", "#7d2244")
 MARKS = "osD^"
-GREY = "#8a8d92"  # what is no run
+GREY = "#8a8d92"  # for the paper's networks
 
 
 def require_matplotlib() -> None:
-    """Refuse early, before any work is done, with what would help."""
+    """Raise if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -31,47 +30,46 @@ def require_matplotlib() -> None:
 
 
 def save(runs: Sequence[RunResults], summary: Summary, folder: Path) -> list[Path]:
-    """Write every figure that the runs have something for into a folder, which is made if need be; return the files."""
+    """Write the figures that the runs have data for into a folder; return the files."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = {"accuracy": accuracy(runs, summary), "radii": radii(runs, summary), "training": training(runs)}
     files = []
     for name, figure in drawn.items():
-        if figure is None:
-            continue
-        files += [folder / f"{name}.png", folder / f"{name}.pdf"]
-        figure.savefig(files[-2], dpi=200)
-        figure.savefig(files[-1], metadata={"CreationDate": None})  # the same runs give the same file
+        if figure is not None:
+            files += [folder / f"{name}.png", folder / f"{name}.pdf"]
+            figure.savefig(files[-2], dpi=200)
+            figure.savefig(files[-1], metadata={"CreationDate": None})  # the same runs give the same file
     return files
 
 
 def accuracy(runs: Sequence[RunResults], summary: Summary) -> "Figure | None":
-    """Certified (solid), attacked (dashed) and, in grey, published (crosses) accuracy against ε."""
+    """Draw certified (solid), attacked (dashed) and, in grey, published (crosses) accuracy against ε."""
     if not any(run.certificate is not None for run in runs):
         return None
     figure, (axes,) = _figure(1, 6.4)
     reach = epsilon_reach(runs, summary.epsilons)
     for i, run in enumerate(runs):
-        colour, held = COLOURS[i % len(COLOURS)], run.certificate
+        colour, mark, held = _colour(i), _mark(i), run.certificate
         if held is not None:
-            ends = np.concatenate([[0.0], np.sort(held.radius[held.right])])
-            left = np.arange(len(ends) - 1, -1, -1) / max(1, len(held.truth))
-            inside = ends <= reach
-            x, y = np.append(ends[inside], reach), np.append(left[inside], left[inside][-1])
-            marked = {"marker": MARKS[(i + i // 8) % 4], "markevery": _at(x, summary.epsilons), "markersize": 4.5}
-            axes.step(x, 100 * y, where="post", color=colour, label=f"{plain(run.name)}, certified", **marked)
+            right = np.sort(held.radius[held.right])
+            x = np.minimum([0.0, *right, np.inf], 2 * reach)  # the axis ends at `reach`
+            y = 100 * np.maximum(len(right) - np.arange(len(x)), 0) / max(1, len(held.truth))
+            last = [int(np.searchsorted(x, float(parse_radius(eps)), side="right")) - 1 for eps in summary.epsilons]
+            label, marks = f"{plain(run.name)}, certified", {"marker": mark, "markevery": sorted(set(last))}
+            axes.step(x, y, where="post", color=colour, label=label, markersize=4.5, **marks)
         if points := attacked(run):
-            line = _marked(axes, points, "--", MARKS[(i + i // 8) % 4])
             of = f", first {run.part} images" if run.part else ""
-            line.set(color=colour, markerfacecolor="white", label=f"{plain(run.name)}, under attack{of}")
+            label = f"{plain(run.name)}, under attack{of}"
+            _plot_points(axes, points, "--", marker=mark, color=colour, markerfacecolor="white", label=label)
     for i, (title, points) in enumerate(paper(runs)):
-        _marked(axes, points, ":", "x+12"[i % 4]).set(color=GREY, label=f"the paper's {title}")
+        _plot_points(axes, points, ":", marker="x+12"[i % 4], color=GREY, label=f"the paper's {title}")
     axes.set(xlabel="ε, the L2 norm of the perturbation", ylabel="accuracy (%)", xlim=(0, reach), ylim=(0, 101))
     axes.legend(frameon=False, fontsize=8)
     return figure
 
 
 def radii(runs: Sequence[RunResults], summary: Summary) -> "Figure | None":
-    """Histograms of certified radii, one a run: filled where the label is right, outlined where it is wrong."""
+    """Draw a histogram of certified radii per run: filled where the label is right, outlined where it is wrong."""
     shown = [(i, run, run.certificate) for i, run in enumerate(runs) if run.certificate is not None]
     if not shown:
         return None
@@ -79,49 +77,53 @@ def radii(runs: Sequence[RunResults], summary: Summary) -> "Figure | None":
     figure, all_axes = _figure(len(shown), 3.4)
     edges, width = np.linspace(0, reach, BINS + 1)[:-1], reach / BINS
     for axes, (i, run, held) in zip(all_axes, shown, strict=True):
-        colour, total = COLOURS[i % len(COLOURS)], max(1, len(held.truth))
-        right, wrong = (100 * counts / total for counts in histogram(held, reach))
-        axes.bar(edges, right, width * 0.9, align="edge", color=colour)
-        axes.bar(edges, wrong, width * 0.9, bottom=right, align="edge", fill=False, edgecolor=colour)
+        right, wrong = (100 * counts / max(1, len(held.truth)) for counts in histogram(held, reach))
+        axes.bar(edges, right, width * 0.9, align="edge", color=_colour(i))
+        axes.bar(edges, wrong, width * 0.9, bottom=right, align="edge", fill=False, edgecolor=_colour(i))
         axes.set(title=plain(run.name), xlabel="certified radius", ylabel="images (%)", xlim=(0, reach))
     return figure
 
 
 def training(runs: Sequence[RunResults]) -> "Figure | None":
-    """The loss, and accuracy on validation images: clean (dashed) and certified by estimate (solid)."""
+    """Draw the loss, and accuracy on validation images: clean (dashed) and certified by estimate (solid)."""
     if not any(run.losses for run in runs):
         return None
     figure, (losses, checks) = _figure(2, 3.6)
     logarithmic = all(loss >= 0 for run in runs for _, loss in smooth(run.losses))
     for i, run in enumerate(runs):
-        colour, steps = COLOURS[i % len(COLOURS)], [s for s in smooth(run.losses) if s[1] > 0 or not logarithmic]
-        losses.plot([s for s, _ in steps], [loss for _, loss in steps], color=colour, label=plain(run.name))
+        points = [(step, loss) for step, loss in smooth(run.losses) if loss > 0 or not logarithmic]
+        losses.plot([x for x, _ in points], [y for _, y in points], color=_colour(i), label=plain(run.name))
         checked = [e for e in run.epochs if e.clean is not None]
         x = [e.number for e in checked]
-        mark = MARKS[(i + i // 8) % 4] if len(x) < 4 else ""
-        checks.plot(x, [100 * (e.clean or 0.0) for e in checked], "--", color=colour, linewidth=1, marker=mark)
+        mark = _mark(i) if len(x) < 4 else ""
         certified = [100 * next(iter(e.certified.values()), np.nan) for e in checked]
-        checks.plot(x, certified, color=colour, marker=mark)
+        clean = [100 * (e.clean or 0.0) for e in checked]
+        checks.plot(x, clean, "--", color=_colour(i), linewidth=1, marker=mark)
+        checks.plot(x, certified, color=_colour(i), marker=mark)
     losses.set(xlabel="step", ylabel="training loss", yscale="log" if logarithmic else "linear")
     checks.set(xlabel="epoch", ylabel="validation accuracy (%)", ylim=(0, 101))
     losses.legend(frameon=False, fontsize=8)
     return figure
 
 
-def _marked(axes: "Axes", points: Sequence[tuple[str, float, float]], style: str, mark: str) -> "Line2D":
-    x, y = [p[1] for p in points], [100 * p[2] for p in points]
-    return axes.plot(x, y, style, marker=mark, linewidth=1, markersize=4.5)[0]
-
-
 def plain(text: str) -> str:
-    """A name as it is: matplotlib reads $…$ as mathematics, and hides a label that begins with _."""
+    """Escape a name for matplotlib, which reads $…$ as mathematics and hides a label that begins with _."""
     safe = text.replace("$", r"\$")
     return f"\u2009{safe}" if safe.startswith("_") else safe
 
 
-def _at(x: np.ndarray, epsilons: Sequence[str]) -> list[int]:
-    """Where a falling curve with ends x has its marks: at the last end that is at most ε, for each."""
-    return sorted({int(np.searchsorted(x, float(parse_radius(eps)), side="right")) - 1 for eps in epsilons})
+def _colour(run: int) -> str:
+    return COLOURS[run % len(COLOURS)]
+
+
+def _mark(run: int) -> str:
+    """The mark of a run: the ninth run has the colour of the first one, and another mark."""
+    return MARKS[(run + run // len(COLOURS)) % len(MARKS)]
+
+
+def _plot_points(axes: "Axes", points: Sequence[tuple[str, float, float]], style: str, **options: Any) -> None:
+    x, y = [eps for _, eps, _ in points], [100 * accuracy for _, _, accuracy in points]
+    axes.plot(x, y, style, linewidth=1, markersize=4.5, **options)
 
 
 def _figure(count: int, width: float) -> "tuple[Figure, list[Axes]]":

@@ -1,7 +1,7 @@
-"""Images with what was tried on them: the strongest attack in the certified ball, the nearest adversarial image beyond.
+"""Images of a run, each with the strongest attack in its certified ball and the nearest adversarial image found.
 
-Each card has a scale: how far the certificate reaches, and how far the nearest adversarial image is that was found. The
-true distance to another label lies between the two.
+Below each is a scale with the certified radius and the distance of that nearest image. The true distance to another
+label lies between the two.
 """
 
 import base64
@@ -17,14 +17,14 @@ from lipflow.certificate import CertificateFile
 from lipflow.data import DOWNLOADS
 from lipflow.report.run_results import RunResults
 
-PLAIN = 12  # images of a run that has not been attacked
+UNATTACKED_IMAGES = 12  # shown of a run that has not been attacked
 
 
 def png(pixels: np.ndarray) -> bytes:
-    """A PNG file of bytes  # (height, width) grey, or (height, width, 3)."""
+    """Encode bytes, (height, width) or (height, width, 3), as a PNG file. Neither matplotlib nor Pillow is required."""
     height, width = pixels.shape[:2]
     rows = np.ascontiguousarray(pixels, dtype=np.uint8).reshape(height, -1)
-    lines = b"".join(b"\0" + row.tobytes() for row in rows)  # a filter byte, then the pixels
+    lines = b"".join(b"\0" + row.tobytes() for row in rows)  # the filter type 0, then the pixels
     header = struct.pack(">IIBBBBB", width, height, 8, 0 if pixels.ndim == 2 else 2, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(
@@ -33,23 +33,26 @@ def png(pixels: np.ndarray) -> bytes:
 
 
 def as_bytes(image: np.ndarray) -> np.ndarray:
-    """An image  # (channels, height, width), bytes or in [0, 1] → bytes to show: of 3 channels, or of their mean."""
-    unit = image / 255 if image.dtype == np.uint8 else image
+    """Convert an image, (channels, height, width), to bytes of its 3 channels, or of the mean of any other number."""
+    unit = _unit(image)
     shown = unit.transpose(1, 2, 0) if len(unit) == 3 else unit.mean(0)
     return np.rint(shown * 255).astype(np.uint8)
 
 
 def difference(image: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, float]:
-    """What was added to an image, around grey, enlarged to the full range; and by how much it was enlarged."""
-    before = image / 255 if image.dtype == np.uint8 else image
-    away = other - before
-    greatest = float(np.abs(away).max())
-    factor = 0.5 / greatest if greatest > 0 else 1.0
-    return as_bytes(0.5 + np.clip(factor * away, -0.5, 0.5)), factor
+    """Return the scaled difference of two images around grey, as bytes that use the full range; and the scale."""
+    change = other - _unit(image)
+    largest = float(np.abs(change).max())
+    factor = 0.5 / largest if largest > 0 else 1.0
+    return as_bytes(0.5 + np.clip(factor * change, -0.5, 0.5)), factor
+
+
+def _unit(image: np.ndarray) -> np.ndarray:
+    return image / 255 if image.dtype == np.uint8 else image
 
 
 def gallery(run: RunResults) -> str:
-    """The cards of a run, as HTML; every string of the run is escaped."""
+    """Return the cards of a run as HTML; every string of the run is escaped."""
     held = run.certificate
     if held is None or not len(held.truth):
         return ""
@@ -57,7 +60,7 @@ def gallery(run: RunResults) -> str:
     examples = None if run.outcome is None else run.outcome.examples
     if examples is None:
         order = held.radius.argsort(kind="stable")
-        index = order[np.linspace(0, len(order) - 1, min(PLAIN, len(order))).round().astype(int)]
+        index = order[np.linspace(0, len(order) - 1, min(UNATTACKED_IMAGES, len(order))).round().astype(int)]
         cards = [_card(held, int(i), names, [_original(held, int(i), names)]) for i in index]
         return f'<ul class="cards plain">{"".join(cards)}</ul>'
     reach = _reach(held, examples)
@@ -66,32 +69,28 @@ def gallery(run: RunResults) -> str:
 
 
 def _attacked(held: CertificateFile, examples: Examples, k: int, names: list[str], reach: float) -> str:
+    """Return the card of the k-th example: the image, the strongest attack, and the nearest adversarial image."""
     i = int(examples.index[k])
-    label, radius, image = int(held.label[i]), float(held.radius[i]), held.images[i]
-    scores = held.logits[i]
-    margin = float(scores[label] - np.delete(scores, label).max())
-    inside, said = examples.inside[k], int(examples.inside_label[k])
-    stands = said == label
-    panels = [_original(held, i, names)]
+    label, radius, image, scores = int(held.label[i]), float(held.radius[i]), held.images[i], held.logits[i]
+    inside = '<div class="panel none">R = 0: no ball is certified</div>'
     if radius > 0:
-        kept = "still" if stands else "turned into"
-        text = f"{kept} <b>{_name(names, said)}</b><br>at {_below(float(examples.inside_distance[k]))} &lt; R"
-        alt = f"the strongest attack found inside the certified ball, {kept} {_name(names, said)}"
-        left = f"margin {margin:.3f} → {float(examples.inside_margin[k]):.3f}"
-        panels.append(_panel(inside, difference(image, inside), alt, text, left, "ok" if stands else "bad"))
-    else:
-        panels.append('<div class="panel none">R = 0: no ball is certified</div>')
+        found = int(examples.inside_label[k])
+        margin = float(scores[label] - np.delete(scores, label).max())
+        verb, kind = ("still", "ok") if found == label else ("turned into", "bad")
+        text = f"{verb} <b>{_name(names, found)}</b><br>at {_below(float(examples.inside_distance[k]))} &lt; R"
+        alt = f"the strongest attack found inside the certified ball, {verb} {_name(names, found)}"
+        note = f"margin {margin:.3f} → {float(examples.inside_margin[k]):.3f}"
+        inside = _panel(examples.inside[k], difference(image, examples.inside[k]), alt, text, note, kind)
     distance = float(examples.nearest_distance[k]) if examples.found[k] else math.inf
+    near = '<div class="panel none">no image with another label was found</div>'
     if examples.found[k]:
         other = _name(names, int(examples.nearest_label[k]))
-        near = examples.nearest[k]
-        ratio = f"{distance / radius:.2f} R" if radius > 0 else "beyond R = 0"
         text = f"becomes <b>{other}</b><br>at {_above(distance)}"
         alt = f"the nearest adversarial image found, {other}"
-        panels.append(_panel(near, difference(image, near), alt, text, ratio, "out" if distance >= radius else "bad"))
-    else:
-        panels.append('<div class="panel none">no image with another label was found</div>')
-    return _card(held, i, names, panels, _scale(radius, distance, reach))
+        note = f"{distance / radius:.2f} R" if radius > 0 else "beyond R = 0"
+        kind = "out" if distance >= radius else "bad"
+        near = _panel(examples.nearest[k], difference(image, examples.nearest[k]), alt, text, note, kind)
+    return _card(held, i, names, [_original(held, i, names), inside, near], _scale(radius, distance, reach))
 
 
 def _card(held: CertificateFile, i: int, names: list[str], panels: list[str], scale: str = "") -> str:
@@ -108,20 +107,21 @@ def _original(held: CertificateFile, i: int, names: list[str]) -> str:
 
 
 def _panel(image: np.ndarray, added: tuple[np.ndarray, float] | None, alt: str, text: str, note: str, kind: str) -> str:
-    """One picture, and beside it, to be shown instead, what was added to the original."""
-    pictures = f'<img class="whole" src="{_uri(as_bytes(image))}" alt="{alt}">'
-    times = ""
+    """Return a picture and, if there is one, the scaled difference to the original, which can be shown instead."""
     if added is None:
-        pictures = pictures.replace('class="whole"', 'class="both"')
+        pictures = f'<img class="both" src="{_uri(as_bytes(image))}" alt="{alt}">'
     else:
         pixels, factor = added
-        times = f'<span class="times">×{factor:.3g}</span>'
-        pictures += f'<img class="added" src="{_uri(pixels)}" alt="what was added, enlarged {factor:.3g} times">'
-    return f'<div class="panel {kind}">{pictures}{times}<p>{text}</p><p class="note">{note}</p></div>'
+        pictures = (
+            f'<img class="whole" src="{_uri(as_bytes(image))}" alt="{alt}">'
+            f'<img class="added" src="{_uri(pixels)}" alt="what was added, enlarged {factor:.3g} times">'
+            f'<span class="times">×{factor:.3g}</span>'
+        )
+    return f'<div class="panel {kind}">{pictures}<p>{text}</p><p class="note">{note}</p></div>'
 
 
 def _scale(radius: float, distance: float, reach: float) -> str:
-    """A line from 0: solid as far as the certificate reaches, dotted to the nearest adversarial image found."""
+    """Return a line that is solid from 0 to the radius, and dotted to the distance of the nearest adversarial image."""
     r, d = (100 * min(value, reach) / reach for value in (radius, distance))
     end = f'<circle class="found" cx="{d:.2f}%" cy="6" r="4"/>' if math.isfinite(distance) else ""
     return (
@@ -134,12 +134,12 @@ def _scale(radius: float, distance: float, reach: float) -> str:
 
 
 def _below(value: float) -> str:
-    """Three decimals, rounded down: a radius is not shown larger than it is."""
+    """Round a radius down to three decimals."""
     return f"{math.floor(value * 1000) / 1000:.3f}"
 
 
 def _above(value: float) -> str:
-    """Three decimals, rounded up: nor a distance smaller."""
+    """Round a distance up to three decimals."""
     return f"{math.ceil(value * 1000) / 1000:.3f}"
 
 
@@ -159,4 +159,5 @@ def _names(run: RunResults, classes: int) -> list[str]:
 
 
 def _name(names: list[str], label: int) -> str:
+    """Return the escaped name of a label; labels in attack.npz may be of no class."""
     return escape(names[label]) if 0 <= label < len(names) else str(label)

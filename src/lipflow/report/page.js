@@ -190,7 +190,7 @@ byId("differences")?.addEventListener("change", (event) => {
   byId("gallery").classList.toggle("differences", event.target.checked);
 });
 
-const THEMES = { auto: ["light dark", "as the system has them"], light: ["light", "light"], dark: ["dark", "dark"] };
+const THEMES = { auto: ["light dark", "those of the system"], light: ["light", "light"], dark: ["dark", "dark"] };
 byId("theme").addEventListener("click", (event) => {
   const names = Object.keys(THEMES), button = event.currentTarget;
   const next = names[(names.indexOf(button.textContent) + 1) % names.length];

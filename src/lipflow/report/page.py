@@ -1,8 +1,8 @@
-"""The page: one HTML file that holds its style, its program, its numbers and its images, and opens offline.
+"""The page: one HTML file with its style, its program, its numbers and its images, that opens offline.
 
-Note [strangers' runs]. Names, flags and ledgers come from folders that anyone may have written. Each string is escaped
-where it enters the page; the program sets text, never markup; and the page's own policy allows no script and no style
-but ours, by their hashes, and no request at all: what slips through the first two is not run.
+Names, flags and ledgers come from folders that a stranger may have written. Each string is escaped where it enters the
+page, and the program sets text, never markup. If one were not escaped, the page's Content-Security-Policy would still
+allow no script and no style but ours, by their hashes, and no request.
 """
 
 import base64
@@ -23,51 +23,50 @@ from lipflow.report.series import epsilon_reach, payload
 from lipflow.report.table import Entry, Summary, images_of
 from lipflow.rounding import digits_up
 
+SECTIONS = {  # the name in the navigation, and the heading
+    "curves": ("Accuracy", "Accuracy against ε"),
+    "radii": ("Radii", "Certified radii"),
+    "training": ("Training", "Training"),
+    "gallery": ("Gallery", "Gallery"),
+    "ledger": ("Certificates", "Certificates"),
+}
+
 
 def page(runs: Sequence[RunResults], summary: Summary) -> str:
-    """The whole file."""
+    """Return the whole file."""
     style, script = _read("page.css"), _read("chart.js") + _read("page.js")
-    sections = {
+    bodies = {
         "curves": _curves(runs, summary),
         "radii": _radii(runs),
         "training": _training(runs),
         "gallery": _gallery(runs),
         "ledger": _ledger(runs),
     }
-    heading = escape(runs[0].name) if len(runs) == 1 else f"{len(runs)} runs compared"
-    titles = {"summary": "Summary", "curves": "Accuracy", "radii": "Radii", "training": "Training"}
-    titles |= {"gallery": "Gallery", "ledger": "Certificates"}
-    shown = {key: title for key, title in titles.items() if key == "summary" or sections[key]}
-    return _fill(
-        _read("page.html"),
-        {
-            "version": escape(lipflow.__version__),
-            "title": f"lipflow: {heading}",
-            "heading": heading,
-            "lede": _lede(runs),
-            "nav": "".join(f'<a href="#{key}">{title}</a>' for key, title in shown.items()),
-            "verdict": _verdict(runs),
-            "summary": _summary(summary),
-            "remarks": _remarks(summary),
-            **sections,
-            "style": style,
-            "style_hash": _hash(style),
-            "script": script,
-            "script_hash": _hash(script),
-            "data": embed(payload(runs, summary)),
-        },
-    )
+    shown = {key: body for key, body in bodies.items() if body}
+    models = dict.fromkeys(f"{run.record.run.model} on {run.record.run.data}" for run in runs)
+    values = {
+        "version": escape(lipflow.__version__),
+        "heading": escape(runs[0].name) if len(runs) == 1 else f"{len(runs)} runs compared",
+        "lede": escape("; ".join(models)),
+        "nav": "".join(f'<a href="#{key}">{SECTIONS[key][0]}</a>' for key in shown),
+        "verdict": _verdict(runs),
+        "summary": _summary(summary),
+        "remarks": _remarks(summary),
+        "sections": "\n\n".join(_section(key, body) for key, body in shown.items()),
+        "style": style,
+        "style_hash": _hash(style),
+        "script": script,
+        "script_hash": _hash(script),
+        "data": embed(payload(runs, summary)),
+    }
+    # All names are replaced at once, so that no text from a run is searched for names.
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], _read("page.html"))
 
 
 def embed(values: object) -> str:
-    """JSON that can stand inside of a script element: no <, > or &, so that nothing in it ends the element."""
+    """Return JSON for a script element. It has no <, > and &, so nothing in it ends the element."""
     text = json.dumps(values, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def _fill(template: str, values: dict[str, str]) -> str:
-    """Every {{name}} of the template replaced at once: what is put in is not looked at again."""
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)
 
 
 def _read(name: str) -> str:
@@ -78,27 +77,25 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _lede(runs: Sequence[RunResults]) -> str:
-    kinds = dict.fromkeys(f"{run.record.run.model} on {run.record.run.data}" for run in runs)
-    return escape("; ".join(kinds))
+def _section(key: str, body: str) -> str:
+    return f'<section id="{key}" aria-labelledby="h-{key}"><h2 id="h-{key}">{SECTIONS[key][1]}</h2>\n{body}</section>'
 
 
 def _verdict(runs: Sequence[RunResults]) -> str:
-    """certified ≤ attacked ≤ clean: what was compared, and every contradiction."""
+    """Return every contradiction, or what was compared."""
     found = [text for run in runs for text in contradictions(run)]
     if found:
         items = "".join(f"<li>{escape(text)}</li>" for text in found)
         return f"""<div class="verdict bad" role="alert"><b>Contradiction: do not trust these numbers.</b>
 <ul>{items}</ul>
-A certificate and an attack cannot both be right. Run <code>lipflow check</code> on the run, and report it.</div>"""
+A certificate or an attack is wrong. Run <code>lipflow check</code> on the run, and report the bug.</div>"""
     pairs = sum(compared(run) for run in runs)
     without = "; ".join(f"{run.name} ({why})" for run in runs if (why := untested(run)))
     if not pairs:
         return f'<p class="verdict warn"><span><b>Nothing was compared</b>: {escape(without)}.</span></p>'
+    kind, title, rest = "", "Consistent.", ""
     if without:
         kind, title, rest = " warn", "Consistent as far as compared.", f" Not compared: {escape(without)}."
-    else:
-        kind, title, rest = "", "Consistent.", ""
     return f"""<p class="verdict{kind}"><span><b>{title}</b>
 Certified ≤ attacked ≤ clean, image by image: {pairs:,} times
 an attack was sent against a certified ball, and none broke it.{rest}</span></p>"""
@@ -129,14 +126,15 @@ def _group(entry: Entry, tone: str, columns: int) -> str:
 
 
 def _remarks(summary: Summary) -> str:
-    items = []
-    for entry in (*summary.entries, *summary.paper):
-        items.append(f"<li><b>{escape(entry.name)}</b>: {escape('; '.join((*entry.notes, *entry.remarks)))}</li>")
-    return f'<ul class="remarks">{"".join(items)}</ul>'
+    items = "".join(
+        f"<li><b>{escape(entry.name)}</b>: {escape('; '.join((*entry.notes, *entry.remarks)))}</li>"
+        for entry in (*summary.entries, *summary.paper)
+    )
+    return f'<ul class="remarks">{items}</ul>'
 
 
 def _choice(runs: Sequence[RunResults]) -> str:
-    """Which runs to show, if there is a choice."""
+    """Return check boxes that choose the runs, if there are several."""
     if len(runs) == 1:
         return ""
     boxes = "".join(
@@ -147,13 +145,11 @@ def _choice(runs: Sequence[RunResults]) -> str:
     return f'<fieldset class="choose"><legend>Runs</legend>{boxes}</fieldset>'
 
 
-_KINDS = {  # how a curve looks, and what it is
-    "certified": (
-        '<line class="line" x2="28" y1="6" y2="6"/><circle class="point" cx="14" cy="6" r="3.5"/>',
-        "certified",
-    ),
+_MARK = '<circle class="point" cx="14" cy="6" r="3.5"/>'
+_KINDS = {  # of curves: a sample of the line, and its name
+    "certified": (f'<line class="line" x2="28" y1="6" y2="6"/>{_MARK}', "certified"),
     "attacked": (
-        '<line class="line dashed" x2="28" y1="6" y2="6"/><circle class="point" cx="14" cy="6" r="3.5"/>',
+        f'<line class="line dashed" x2="28" y1="6" y2="6"/>{_MARK}',
         "under attack{of}, measured at the marks",
     ),
     "published": (
@@ -164,7 +160,8 @@ _KINDS = {  # how a curve looks, and what it is
 
 
 def _kinds(runs: Sequence[RunResults], summary: Summary) -> str:
-    there = {line.kind for lines in (*(e.lines for e in summary.entries), summary.published) for line in lines}
+    """Return check boxes that choose the kinds of curves."""
+    present = {line.kind for lines in (*(e.lines for e in summary.entries), summary.published) for line in lines}
     counts = sorted({run.part or math.inf for run in runs if run.outcome is not None})
     of = " or ".join("all" if count == math.inf else f"first {count}" for count in counts)
     of = "" if of in ("", "all") else f", {of} images"
@@ -172,7 +169,7 @@ def _kinds(runs: Sequence[RunResults], summary: Summary) -> str:
         f'<label><input type="checkbox" checked data-hides="kind {kind}">'
         f'<svg class="grey" width="28" height="12" aria-hidden="true">{sample}</svg>{text.format(of=of)}</label>'
         for kind, (sample, text) in _KINDS.items()
-        if kind in there
+        if kind in present
     )
     return f'<fieldset class="choose key"><legend>Curves</legend>{boxes}</fieldset>'
 
@@ -182,11 +179,10 @@ def _curves(runs: Sequence[RunResults], summary: Summary) -> str:
         return ""
     reach = epsilon_reach(runs, summary.epsilons)
     marks = "".join(f'<button type="button">{escape(eps)}</button>' for eps in summary.epsilons)
-    rows = "".join(_read_off(i, run) for i, run in enumerate(runs))
-    apart = " Certified curves are of all images; the table below holds an attack on some against the same images."
-    return f"""<section id="curves" aria-labelledby="h-curves"><h2 id="h-curves">Accuracy against ε</h2>
-<p>Choose an ε with the slider, the buttons, or a click on the chart. An attack at a smaller ε bounds the accuracy from
-above (≤).{apart if any(run.part for run in runs) else ""}</p>
+    rows = "".join(_readout(i, run) for i, run in enumerate(runs))
+    part = " Certified curves are of all images; the table below holds an attack on some against the same images."
+    return f"""<p>Choose an ε with the slider, the buttons, or a click on the chart. An attack at a smaller ε bounds the
+accuracy from above (≤).{part if any(run.part for run in runs) else ""}</p>
 {_choice(runs)}{_kinds(runs, summary)}
 <div id="epsilon-chart"></div>
 <div class="dial"><label for="epsilon">ε = <output id="epsilon-value" for="epsilon"></output></label>
@@ -195,11 +191,11 @@ above (≤).{apart if any(run.part for run in runs) else ""}</p>
 <div class="scroll" tabindex="0" role="region" aria-label="Accuracy at the chosen ε"><table class="readout"><thead><tr>
 <th scope="col">run</th><th scope="col" class="words bars">proved, and at most</th><th scope="col">certified</th>
 <th scope="col">under attack</th><th scope="col">clean</th></tr></thead>
-<tbody aria-live="polite">{rows}</tbody></table></div></section>"""
+<tbody aria-live="polite">{rows}</tbody></table></div>"""
 
 
-def _read_off(number: int, run: RunResults) -> str:
-    """The rows of a run that the slider fills in: of all images and, if only some were attacked, of those."""
+def _readout(number: int, run: RunResults) -> str:
+    """Return the rows that the slider fills in: of all images and, if only some were attacked, of those."""
     images = "" if run.certificate is None else f"<small>{escape(images_of(run.certificate))}</small>"
     names = {"whole": f'<span class="swatch"></span>{escape(run.name)}{images}'}
     if run.part:
@@ -215,18 +211,17 @@ def _read_off(number: int, run: RunResults) -> str:
 def _radii(runs: Sequence[RunResults]) -> str:
     cells = []
     for i, run in enumerate(runs):
-        if run.certificate is None or not len(run.certificate.truth):
-            continue
         held = run.certificate
-        wrong, none = int((~held.right).sum()), int((held.radius == 0).sum())
-        told = f"{escape(images_of(held))}, {wrong} of them wrong{f', {none} with R = 0' if none else ''}"
-        title = f"<h3>{escape(run.name)}</h3><p>{told}</p>"
+        if held is None or not len(held.truth):
+            continue
+        wrong, zero = int((~held.right).sum()), int((held.radius == 0).sum())
+        about = f"{escape(images_of(held))}, {wrong} of them wrong{f', {zero} with R = 0' if zero else ''}"
+        title = f"<h3>{escape(run.name)}</h3><p>{about}</p>"
         cells.append(f'<div data-run="{i}">{title}<div data-histogram="{i}"></div></div>')
     if not cells:
         return ""
-    return f"""<section id="radii" aria-labelledby="h-radii"><h2 id="h-radii">Certified radii</h2>
-<p>How far each image's certificate reaches: filled where the label is right, outlined where it is wrong, as a share of
-the images.</p><div class="many">{"".join(cells)}</div></section>"""
+    return f"""<p>The certified radii of the images: filled where the label is right, outlined where it is wrong, as a
+share of the images.</p><div class="many">{"".join(cells)}</div>"""
 
 
 def _training(runs: Sequence[RunResults]) -> str:
@@ -236,9 +231,8 @@ def _training(runs: Sequence[RunResults]) -> str:
     validation = """<div><h3>Validation accuracy</h3>
 <p>Dashed: clean. Solid: certified, by <em>estimate</em>, at the first radius of the recipe.</p>
 <div id="validation-chart"></div></div>"""
-    return f"""<section id="training" aria-labelledby="h-training"><h2 id="h-training">Training</h2>
-{_choice(runs)}<div class="many"><div><h3>Loss</h3><p>On training images, as means over some steps.</p>
-<div id="loss-chart"></div></div>{validation if checked else ""}</div></section>"""
+    return f"""{_choice(runs)}<div class="many"><div><h3>Loss</h3><p>On training images, as means over some steps.</p>
+<div id="loss-chart"></div></div>{validation if checked else ""}</div>"""
 
 
 def _gallery(runs: Sequence[RunResults]) -> str:
@@ -249,26 +243,24 @@ def _gallery(runs: Sequence[RunResults]) -> str:
     for number, (run, cards) in enumerate(shown):
         attacked = run.outcome is not None and run.outcome.examples is not None
         command = f"<code>lipflow attack {escape(str(run.folder))}</code>"
-        told = "" if attacked else f"<p>Not attacked yet, or without a gallery: {command}</p>"
+        hint = "" if attacked else f"<p>Not attacked yet, or without a gallery: {command}</p>"
         parts.append(
             f"<details{' open' if number == 0 else ''}><summary><b>{escape(run.name)}</b></summary>"
-            f'<div class="within">{told}{cards}</div></details>'
+            f'<div class="within">{hint}{cards}</div></details>'
         )
-    return f"""<section id="gallery" aria-labelledby="h-gallery"><h2 id="h-gallery">Gallery</h2>
-<p>Images spread evenly over the radii. Beside each: the strongest attack found inside its certified ball, where the
-label must stand, and the nearest image found with another label. Below: the certified radius (solid) and that
-distance (dot); the true distance lies between.</p>
+    return f"""<p>Images spread evenly over the radii. Beside each: the strongest attack found inside its certified
+ball, where the label cannot change, and the nearest image found with another label. Below: the certified radius (solid)
+and the distance of that image (dot); the true distance to another label lies between.</p>
 <p><label><input type="checkbox" id="differences"> show what was added, enlarged</label></p>
-{"".join(parts)}</section>"""
+{"".join(parts)}"""
 
 
 def _ledger(runs: Sequence[RunResults]) -> str:
     parts = [_certificate(run, run.certificate, len(runs) == 1) for run in runs if run.certificate is not None]
     if not parts:
         return ""
-    return f"""<section id="ledger" aria-labelledby="h-ledger"><h2 id="h-ledger">Certificates</h2>
-<p>Every operation with its Lipschitz constant, how that was proved, and what its rounding adds. The network as it
-runs is within E of a map whose constant is L.</p>{"".join(parts)}</section>"""
+    return f"""<p>Every operation with its Lipschitz constant, how that was proved, and what its rounding adds. The
+network as it runs is within E of a map whose constant is L.</p>{"".join(parts)}"""
 
 
 def _certificate(run: RunResults, held: CertificateFile, alone: bool) -> str:

@@ -1,8 +1,8 @@
-"""The numbers that the paper prints, as data with their source: accuracies in percent, seconds an epoch.
+"""The numbers that the paper prints, as data with their source: accuracies in percent, seconds per epoch.
 
 Meunier, Delattre, Araujo and Allauzen, "A Dynamical System Perspective for Lipschitz Neural Networks", ICML 2022. Each
-is the mean of three runs. The rows SOC+ are quoted there from Singla, Singla and Feizi 2022. The tables of batch
-sizes say that they use last-layer normalization, and differ from the main ones at 256 in places; both are as printed.
+number is the mean of three runs. The rows SOC+ are quoted there from Singla, Singla and Feizi 2022. The tables of batch
+sizes are of networks with last-layer normalization; some of their numbers at 256 differ from the main tables.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ class Published(NamedTuple):
     title: str
     clean: float
     certified: tuple[float, float, float]
-    seconds: float | None  # an epoch, on the authors' machine
+    seconds: float | None  # per epoch, on the authors' machine
     source: str
 
 
@@ -65,11 +65,11 @@ TABLES: Mapping[str, Mapping[str, Published]] = {"cifar10": CIFAR10, "cifar100":
 
 
 def published(model: str, data: str) -> Published | None:
-    """The paper's row for a model on a dataset, if it has one."""
+    """Return the paper's row for a model on a dataset, if it has one."""
     return TABLES.get(data, {}).get(model)
 
 
-# (clean, 36/255, 72/255, 108/255, seconds an epoch) of a model at a batch size: Tables 4 and 5.
+# (clean, 36/255, 72/255, 108/255, seconds per epoch) of a model at a batch size: Tables 4 and 5.
 BatchSizes = Mapping[tuple[str, int], tuple[float, float, float, float, float]]
 
 BATCH_SIZES_CIFAR10: BatchSizes = {
@@ -110,12 +110,13 @@ ARCHITECTURES: Mapping[str, tuple[int, int, int, int]] = {
     "cpl-xl": (120, 70, 15, 4096),
 }
 
-# A fixed h instead of the certified one: (clean, under PGD at 36/255), the appendix's table without a number.
+# Networks with a fixed step h, which is not certified: (clean, under PGD at 36/255), from an unnumbered table of the
+# appendix.
 RELAXED: Mapping[float, tuple[float, float]] = {1.0: (85.10, 61.45), 0.1: (82.23, 62.99), 0.01: (78.53, 60.98)}
 
 
 class Reference(NamedTuple):
-    """What a report shows of the paper: a network of its own, not a run of ours, and its accuracies in percent."""
+    """A network of the paper as reports show it, with its accuracies in percent."""
 
     title: str
     source: str
@@ -123,33 +124,25 @@ class Reference(NamedTuple):
     at: tuple[tuple[str, float], ...]  # (ε, accuracy)
 
 
-_RELAXED: Mapping[float, Reference] = {
-    h: Reference(
-        f"CPL with h = {h:g} on cifar10, under PGD",
-        f"{PAPER}, appendix, relaxed layers; of which network is not said",
-        clean,
-        ((EPSILONS[0], standing),),
-    )
-    for h, (clean, standing) in RELAXED.items()
-}
-
-
 def reference(run: Run) -> Reference | None:
-    """The published network that a run is named after, whatever the run changed; None if the paper has none.
+    """Return the network of the paper with a run's model, data and step h, whatever else the run changes.
 
-    With a fixed step h nothing is certified in the paper, so a run with one goes with the relaxed networks.
+    With a fixed h nothing is certified in the paper, so a run with one is compared with the paper's relaxed networks.
     """
     h = run.model_args.get("h")
-    if h is not None:
-        relaxed = run.model in ARCHITECTURES and run.data == "cifar10"
-        return _RELAXED.get(h) if relaxed and isinstance(h, int | float) else None
-    row = published(run.model, run.data)
-    if row is None:
+    if h is None:
+        row = published(run.model, run.data)
+        if row is None:
+            return None
+        pairs = tuple(zip(EPSILONS, row.certified, strict=True))
+        return Reference(f"{row.title} on {run.data}, certified", row.source, row.clean, pairs)
+    if run.model not in ARCHITECTURES or run.data != "cifar10" or not isinstance(h, int | float) or h not in RELAXED:
         return None
-    pairs = tuple(zip(EPSILONS, row.certified, strict=True))
-    return Reference(f"{row.title} on {run.data}, certified", row.source, row.clean, pairs)
+    clean, attacked = RELAXED[h]
+    source = f"{PAPER}, appendix, relaxed layers; the network is not named"
+    return Reference(f"CPL with h = {h:g} on cifar10, under PGD", source, clean, ((EPSILONS[0], attacked),))
 
 
 def references(runs: Sequence[Run]) -> list[Reference]:
-    """Those of several runs, each once."""
+    """Return the networks of the paper for several runs, without repetition."""
     return list(dict.fromkeys(found for run in runs if (found := reference(run)) is not None))

@@ -1,4 +1,4 @@
-"""Everything that a run's folder holds, read for a report.
+"""Read the folder of a run.
 
 A folder may come from a stranger: see `lipflow.untrusted`. A file that is missing gives None; a damaged one raises a
 ValueError that names the file.
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lipflow import attack, certificate
-from lipflow.attack import EXAMPLES, OUTCOME, Outcome
+from lipflow.attack import OUTCOME, Outcome
 from lipflow.certificate import CLAIMS, ROWS, CertificateFile
 from lipflow.train.record import FINAL, Record
 from lipflow.untrusted import json_object, mapping, number, require
@@ -49,16 +49,16 @@ class RunResults:
     @property
     def missing(self) -> list[str]:
         """What the run does not have yet, each with the command that adds it."""
-        lacks = []
+        missing = []
         if not self.ended:
-            lacks.append(f"training has not ended: lipflow train --out {self.folder} --resume")
+            missing.append(f"training has not ended: lipflow train --out {self.folder} --resume")
         if self.certificate is None:
-            lacks.append(f"no certificate yet: lipflow certify {self.folder}")
+            missing.append(f"no certificate yet: lipflow certify {self.folder}")
         if self.stale:
-            lacks.append(f"{OUTCOME} is of another certificate and is not shown: lipflow attack {self.folder}")
+            missing.append(f"{OUTCOME} is of another certificate and is not shown: lipflow attack {self.folder}")
         elif self.outcome is None:
-            lacks.append(f"not attacked yet: lipflow attack {self.folder}")
-        return lacks
+            missing.append(f"not attacked yet: lipflow attack {self.folder}")
+        return missing
 
 
 def read_all(folders: tuple[Path, ...], names: tuple[str, ...] = ()) -> list[RunResults]:
@@ -67,36 +67,31 @@ def read_all(folders: tuple[Path, ...], names: tuple[str, ...] = ()) -> list[Run
         raise ValueError("give the folders of one or more runs, such as runs/demo")
     if names and len(names) != len(folders):
         raise ValueError(f"--names takes one name per run: {len(folders)} runs, {len(names)} names")
-    called: dict[str, Path] = {}
+    by_name: dict[str, Path] = {}
     for folder, name in zip(folders, names or [f.resolve().name for f in folders], strict=True):
-        if name in called:
-            both = f"{called[name]} and {folder}"
+        if name in by_name:
+            both = f"{by_name[name]} and {folder}"
             raise ValueError(f"two runs are called {name!r}: {both}; give each its own name with --names")
-        called[name] = folder
-    return [read(folder, name) for name, folder in called.items()]
+        by_name[name] = folder
+    return [read(folder, name) for name, folder in by_name.items()]
 
 
 def read(folder: Path, name: str) -> RunResults:
     """Read one run, and check that its files belong together."""
     record = Record.read(folder)
-    certified = certificate.load(folder) if (folder / CLAIMS).is_file() else None
-    if certified is not None:
-        _require_images(certified.images.ndim, folder / ROWS)
-    attacked = certified is not None and (folder / OUTCOME).is_file()
-    outcome = attack.load(folder, certified) if certified is not None and attacked else None
-    if outcome is not None and outcome.examples is not None:
-        _require_images(outcome.examples.inside.ndim, folder / EXAMPLES)
+    certified, outcome, stale = None, None, False
+    if (folder / CLAIMS).is_file():
+        certified = certificate.load(folder)
+        require(certified.images.ndim == 4, folder / ROWS, "images are not (n, channels, height, width)")
+        if (folder / OUTCOME).is_file():
+            outcome = attack.load(folder, certified)
+            stale = outcome is None
     losses, epochs = _log(folder / "log.jsonl")
-    ended, stale = (folder / FINAL).is_file(), attacked and outcome is None
-    return RunResults(name, folder, record, ended, losses, epochs, certified, outcome, stale)
-
-
-def _require_images(dimensions: int, path: Path) -> None:
-    require(dimensions == 4, path, "images are not (n, channels, height, width)")
+    return RunResults(name, folder, record, (folder / FINAL).is_file(), losses, epochs, certified, outcome, stale)
 
 
 def _log(path: Path) -> tuple[tuple[tuple[float, float], ...], tuple[Epoch, ...]]:
-    """Read the losses of steps and the validations of epochs. The last line may be incomplete, and is left out then."""
+    """Read the losses of steps and the validations of epochs. An incomplete last line is left out."""
     texts = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
     lines = [json_object(path, text) for text in texts]
     steps = [line for line in lines if line.get("kind") == "step"]

@@ -1,4 +1,4 @@
-"""What the charts of the page and the figures draw: curves against ε, radii in bins, and training."""
+"""The data of the charts on the page and in figures: curves against ε, histograms of radii, and training."""
 
 import base64
 import math
@@ -18,39 +18,39 @@ BINS = 30
 
 
 def payload(runs: Sequence[RunResults], summary: Summary) -> dict[str, Any]:
-    """All numbers of the page's charts, as JSON values; radii as float64, so that R > ε is decided exactly."""
+    """Return the data of the page's charts as JSON values. Radii stay float64, so that R > ε is decided exactly."""
     reach = epsilon_reach(runs, summary.epsilons)
     return {
         "reach": reach,
         "marks": [{"text": eps, "value": down(parse_radius(eps))} for eps in summary.epsilons],
         "bins": BINS,
         "runs": [_run(run, reach) for run in runs],
-        "published": [{"title": title, "points": _points(points)} for title, points in paper(runs)],
+        "published": [{"title": title, "points": points} for title, points in paper(runs)],
     }
 
 
 def epsilon_reach(runs: Sequence[RunResults], epsilons: Sequence[str]) -> float:
-    """Where the axis of ε ends: past every ε of the table and nearly all radii, at most the diameter of the box."""
+    """Return the end of the axis of ε: above each ε of the table and nearly all radii, at most the box's diameter."""
     reach = max([float(parse_radius(eps)) for eps in epsilons], default=0.0)
     for held in (run.certificate for run in runs):
         if held is not None and held.right.any():
             diameter = math.sqrt(held.images[0].size)
             reach = max(reach, min(float(np.quantile(held.radius[held.right], 0.995)), diameter))
-    if reach < 1e-9:  # nothing that an axis could show
+    if reach < 1e-9:  # too small for an axis
         return 1.0
     step = 10.0 ** math.floor(math.log10(reach)) / 10
     return round(math.ceil(1.02 * reach / step) * step, 10)
 
 
 def histogram(held: CertificateFile, reach: float) -> tuple[np.ndarray, np.ndarray]:
-    """Images with the right and with a wrong label, by radius, in BINS bins up to `reach`; the last holds the rest."""
+    """Count images with a right and with a wrong label in BINS bins of radius; the last has all above `reach` too."""
     column = np.minimum(np.minimum(held.radius, reach) / reach * BINS, BINS - 1).astype(int)
     right, wrong = (np.bincount(column[flags], minlength=BINS) for flags in (held.right, ~held.right))
     return right, wrong
 
 
 def attacked(run: RunResults) -> list[tuple[str, float, float]]:
-    """(ε as written, ε, accuracy) of each attack, with the clean accuracy of the same images at 0."""
+    """Return (ε as text, ε, accuracy) of each attack, and the clean accuracy of the same images at 0."""
     if run.outcome is None:
         return []
     points = [(eps, down(parse_radius(eps)), accuracy(standing)) for eps, standing in run.outcome.robust.items()]
@@ -58,25 +58,23 @@ def attacked(run: RunResults) -> list[tuple[str, float, float]]:
 
 
 def paper(runs: Sequence[RunResults]) -> list[tuple[str, list[tuple[str, float, float]]]]:
-    """(title, the same of it) of each network of the paper that runs are named after."""
-    return [
-        (
-            row.title,
-            [("0", 0.0, row.clean / 100), *((eps, float(parse_radius(eps)), value / 100) for eps, value in row.at)],
-        )
-        for row in references([run.record.run for run in runs])
-    ]
+    """Return the title and the same points of each network of the paper that the runs have the name of."""
+    found = []
+    for row in references([run.record.run for run in runs]):
+        points = [(eps, float(parse_radius(eps)), value / 100) for eps, value in row.at]
+        found.append((row.title, [("0", 0.0, row.clean / 100), *points]))
+    return found
 
 
 def _run(run: RunResults, reach: float) -> dict[str, Any]:
     held = run.certificate
-    values: dict[str, Any] = {"name": run.name, "attacked": _points(attacked(run))}
+    values: dict[str, Any] = {"name": run.name, "attacked": attacked(run)}
     if held is not None:
         right, wrong = histogram(held, reach)
         values |= _radii(held) | {"histogram": {"right": right.tolist(), "wrong": wrong.tolist()}}
         if run.part:
             values["part"] = _radii(held.first(run.part))
-    values["losses"] = [[step, loss] for step, loss in smooth(run.losses)]
+    values["losses"] = smooth(run.losses)
     checked = [epoch for epoch in run.epochs if epoch.clean is not None]
     values["epochs"] = [
         [_finite(e.number), _finite(e.clean), _finite(next(iter(e.certified.values()), None))] for e in thin(checked)
@@ -91,21 +89,17 @@ def _radii(held: CertificateFile) -> dict[str, Any]:
 
 
 def smooth(losses: Sequence[tuple[float, float]], most: int = 60) -> list[tuple[float, float]]:
-    """The loss as means over at most so many stretches of steps, each at its last step; of numbers only."""
+    """Average the finite losses over at most `most` ranges of steps; each mean is at the last step of its range."""
     finite = np.array([pair for pair in losses if all(map(math.isfinite, pair))]).reshape(-1, 2)
     parts = np.array_split(finite, min(most, len(finite))) if len(finite) else []
     return [(float(part[-1, 0]), float(part[:, 1].mean())) for part in parts]
 
 
 def thin(items: Sequence[Any], most: int = 400) -> list[Any]:
-    """At most so many of a sequence, evenly spaced, the first and the last among them."""
+    """Keep at most `most` items of a sequence, evenly spaced, with the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[i] for i in np.linspace(0, len(items) - 1, most).round().astype(int)]
-
-
-def _points(points: list[tuple[str, float, float]]) -> list[list[Any]]:
-    return [list(point) for point in points]
 
 
 def _finite(value: float | None) -> float | None:

@@ -1,8 +1,7 @@
-"""The summary: clean, certified and attacked accuracy of every run, and the paper's numbers, apart from them.
+"""The summary: clean, certified and attacked accuracy of every run, and below them the paper's numbers.
 
-It is worked out once, as values; the terminal, Markdown and the page differ in how they print it. A number that was not
-measured is a dash: an attack at 0.5 says nothing exact about 0.4, and no row is filled in from another. An attack on
-some images stands beside what is certified of the same images, so that certified ≤ attacked ≤ clean can be seen.
+The terminal, Markdown and the page print the same values. A number that was not measured is a dash. If only some images
+were attacked, there is a line of the certified accuracy of the same images, so that certified ≤ attacked ≤ clean.
 """
 
 import math
@@ -25,13 +24,13 @@ PUBLISHED = "the paper's own networks"
 
 @dataclass(frozen=True)
 class Line:
-    """One line: what it is, a note on it, and its values as they are printed, clean first, then at each ε."""
+    """A line of the summary. Its values are text: the clean accuracy, then the accuracy at each ε."""
 
-    kind: str  # "certified", "part" (of the attacked images alone), "attacked" or "published"
+    kind: str  # "certified", "part" (certified, of the attacked images only), "attacked" or "published"
     title: str
     note: str
     values: tuple[str, ...]
-    average: str = ""  # radius
+    average: str = ""  # the average radius
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Summary:
-    """All runs at the same ε, and the networks of the paper that they are named after, each once."""
+    """All runs at the same ε, and the networks of the paper that they have the names of."""
 
     epsilons: tuple[str, ...]
     entries: tuple[Entry, ...]
@@ -58,8 +57,8 @@ class Summary:
 
     @property
     def paper(self) -> tuple[Entry, ...]:
-        """The networks of the paper as one more entry, if there are any."""
-        return (Entry(PUBLISHED, "as printed, no runs of ours", (), self.published),) if self.published else ()
+        """The networks of the paper as one entry, if there are any."""
+        return (Entry(PUBLISHED, "as printed, not our runs", (), self.published),) if self.published else ()
 
     @property
     def header(self) -> tuple[str, ...]:
@@ -67,14 +66,14 @@ class Summary:
 
 
 def summarise(runs: Sequence[RunResults], radii: Sequence[str] = ()) -> Summary:
-    """The summary at the ε given, or at all that the runs, their attacks and the paper's rows speak of."""
-    epsilons = tuple(merge(radii or [eps for run in runs for eps in _spoken_of(run)]))
-    paper = [_reference(found, epsilons) for found in references([run.record.run for run in runs])]
-    return Summary(epsilons, tuple(_entry(run, epsilons) for run in runs), tuple(paper))
+    """Return the summary at the given ε, or at those of all recipes, attacks and networks of the paper."""
+    epsilons = tuple(merge(radii or [eps for run in runs for eps in _epsilons(run)]))
+    paper = tuple(_reference(found, epsilons) for found in references([run.record.run for run in runs]))
+    return Summary(epsilons, tuple(_entry(run, epsilons) for run in runs), paper)
 
 
 def merge(radii: Sequence[str]) -> list[str]:
-    """Radii in increasing order; of several ways to write one, the first."""
+    """Sort radii above 0; keep the first of several ways to write one, such as 0.5 and 1/2."""
     by_value: dict[Fraction, str] = {}
     for text in radii:
         by_value.setdefault(parse_radius(text), text)
@@ -82,31 +81,31 @@ def merge(radii: Sequence[str]) -> list[str]:
 
 
 def accuracy(flags: np.ndarray) -> float:
-    """The fraction that is true; 0 of nothing."""
+    """Return the fraction that is true, and 0 of no flags."""
     return float(flags.mean()) if len(flags) else 0.0
 
 
 def percent(fraction: float) -> str:
-    """In hundredths, as chart.js has it; all only if it is all, and none only if it is none."""
+    """Format a fraction with two decimals, as chart.js does: 0% only for 0 and 100% only for 1."""
     hundredths = math.floor(1e4 * fraction + 0.5)
     hundredths = max(1, hundredths) if fraction > 0 else hundredths
     return f"{(min(9999, hundredths) if fraction < 1 else hundredths) / 100:.2f}%"
 
 
 def images_of(held: CertificateFile) -> str:
-    """How many images are certified, of which split, and by which network if it is not the final one."""
+    """Describe the certified images: how many, of which split, and by which network if it is not the final one."""
     best = ", best by validation" if held.network == "best" else ""
     return f"{len(held.right)} {held.split} images{best}".replace("  ", " ")
 
 
-def _spoken_of(run: RunResults) -> list[str]:
+def _epsilons(run: RunResults) -> list[str]:
     attacked = [] if run.outcome is None else list(run.outcome.robust)
     paper = reference(run.record.run)
     return [*run.record.run.recipe.radii, *attacked, *([eps for eps, _ in paper.at] if paper else [])]
 
 
 def _entry(run: RunResults, epsilons: Sequence[str]) -> Entry:
-    told, lines = run.record.run, []
+    config, lines = run.record.run, []
     of = f", first {run.part} images" if run.part else ""
     if run.certificate is not None:
         held = run.certificate
@@ -116,13 +115,12 @@ def _entry(run: RunResults, epsilons: Sequence[str]) -> Entry:
         if of:
             lines.append(_certified(held.first(run.part), epsilons, "part", f"certified{of}", ""))
     if run.outcome is not None:
-        by_value = {parse_radius(eps): standing for eps, standing in run.outcome.robust.items()}
-        found = [by_value.get(parse_radius(eps)) for eps in epsilons]
-        values = [percent(accuracy(run.outcome.clean)), *(DASH if f is None else percent(accuracy(f)) for f in found)]
+        by_value = {parse_radius(eps): percent(accuracy(robust)) for eps, robust in run.outcome.robust.items()}
+        values = (percent(accuracy(run.outcome.clean)), *(by_value.get(parse_radius(eps), DASH) for eps in epsilons))
         restarts = "" if run.outcome.restarts == 1 else f", {run.outcome.restarts} starts"
         note = f"L2-PGD, {run.outcome.steps} steps{restarts}, {len(run.outcome)} images"
-        lines.append(Line("attacked", f"under attack{of}", note, tuple(values)))
-    return Entry(run.name, f"{told.model} on {told.data}, seed {told.seed}", tuple(_remarks(run)), tuple(lines))
+        lines.append(Line("attacked", f"under attack{of}", note, values))
+    return Entry(run.name, f"{config.model} on {config.data}, seed {config.seed}", tuple(_remarks(run)), tuple(lines))
 
 
 def _certified(held: CertificateFile, epsilons: Sequence[str], kind: str, title: str, note: str) -> Line:
@@ -132,21 +130,20 @@ def _certified(held: CertificateFile, epsilons: Sequence[str], kind: str, title:
 
 
 def _reference(found: Reference, epsilons: Sequence[str]) -> Line:
-    by_value = {parse_radius(eps): f"{value:g}%" for eps, value in found.at}  # as printed there, to 0.1 or 0.01
+    by_value = {parse_radius(eps): f"{value:g}%" for eps, value in found.at}  # as printed
     values = (f"{found.clean:g}%", *(by_value.get(parse_radius(eps), DASH) for eps in epsilons))
     return Line("published", found.title, found.source, values)
 
 
 def _remarks(run: RunResults) -> list[str]:
-    """What a reader has to know: what is missing, and in which flags this is not the published run."""
+    """Say what is missing, and which flags differ from those of the published run."""
     remarks = run.missing
     try:
-        published = replace(
-            Run.of(run.record.run.model, run.record.run.data), validation_images=0
-        )  # nothing is held out
-        changed = differences(published, run.record.run)
+        # The paper trains on all images.
+        published = replace(Run.of(run.record.run.model, run.record.run.data), validation_images=0)
     except ValueError:  # a model without a recipe
-        changed = []
+        return remarks
+    changed = differences(published, run.record.run)
     changed = [change for change in changed if change.flag not in ("seed", "threads", "radii")]
     if changed and reference(run.record.run) is not None:
         remarks.append(f"not the published run: {'; '.join(map(_difference, changed))}")
@@ -154,22 +151,22 @@ def _remarks(run: RunResults) -> list[str]:
 
 
 def _difference(change: Difference) -> str:
-    """ "--epochs 20 (published: 200)"."""
-    return f"--{change.flag} {_typed(change.asked)}" + (
-        "" if change.stored in ({}, None) else f" (published: {_typed(change.stored)})"
-    )
+    """Format a difference as in "--epochs 20 (published: 200)"."""
+    published = "" if change.stored in ({}, None) else f" (published: {_typed(change.stored)})"
+    return f"--{change.flag} {_typed(change.asked)}{published}"
 
 
 def _typed(value: object) -> str:
-    """A flag's value as it is typed."""
+    """Format the value of a flag as a user types it."""
     if isinstance(value, dict):
         return " ".join(f"{name}={argument}" for name, argument in value.items())
     return "by default" if value is None else " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def markdown(summary: Summary, warnings: Sequence[str] = ()) -> str:
-    """The summary as a table of GitHub's Markdown, with what contradicts it on top."""
-    lines = [f"> **Contradiction**: {escape(text)}\n>" for text in warnings] + ([""] if warnings else [])
+def markdown(summary: Summary, contradictions: Sequence[str] = ()) -> str:
+    """Format the summary as a table of GitHub's Markdown, below the contradictions if there are any."""
+    lines = [f"> **Contradiction**: {escape(text)}\n>" for text in contradictions]
+    lines += [""] if contradictions else []
     lines.append("| run | | " + " | ".join(map(escape, summary.header)) + " | average radius |")
     lines.append("|---|---|" + "---:|" * (len(summary.header) + 1))
     for entry in (*summary.entries, *summary.paper):
@@ -180,13 +177,13 @@ def markdown(summary: Summary, warnings: Sequence[str] = ()) -> str:
             lines.append(f"| {name} | {escape(line.title)} | {' | '.join((*line.values, line.average))} |")
     lines.append("")
     for entry in (*summary.entries, *summary.paper):
-        told = "; ".join((entry.about, *entry.notes, *entry.remarks))
-        lines.append(f"- **{escape(entry.name)}**: {escape(told)}")
+        about = "; ".join((entry.about, *entry.notes, *entry.remarks))
+        lines.append(f"- **{escape(entry.name)}**: {escape(about)}")
     return "\n".join(lines) + "\n"
 
 
 def escape(text: str) -> str:
-    """Text of a stranger's run as Markdown that says just that: no markup, no HTML, no new line or cell."""
+    """Escape text from a run for Markdown, so that it adds no markup, no HTML, no line and no cell."""
     flat = " ".join(text.split())
     safe = flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_\[\]|#!~])", r"\\\1", safe)

@@ -6,26 +6,17 @@
     train(replace(Run.of("cpl-s", "cifar10"), seed=1))      # or: lipflow train --model cpl-s --data cifar10 --seed 1
     network = lipflow.load("runs/cpl-s-cifar10-1")
 
-Names are imported on first use, so that the command line shows its flags without torch.
+`train` and `Result` are imported on first use, so that the command line shows its flags without torch.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-_HOME = {
-    "RECIPES": "recipe",
-    "SGD": "recipe",
-    "Adam": "recipe",
-    "Constant": "schedule",
-    "Exponential": "schedule",
-    "Linear": "schedule",
-    "MultiStep": "schedule",
-    "Recipe": "recipe",
-    "Result": "loop",
-    "Run": "run",
-    "Triangular": "schedule",
-    "train": "loop",
-}
+from lipflow.train.recipe import RECIPES, SGD, Adam, Recipe
+from lipflow.train.run import Run
+from lipflow.train.schedule import Constant, Exponential, Linear, MultiStep, Triangular
+
+if TYPE_CHECKING:
+    from lipflow.train.loop import Result, train
 
 __all__ = [
     "RECIPES",
@@ -42,26 +33,10 @@ __all__ = [
     "train",
 ]
 
-if TYPE_CHECKING:
-    from lipflow.train.loop import Result as Result
-    from lipflow.train.loop import train as train
-    from lipflow.train.recipe import RECIPES as RECIPES
-    from lipflow.train.recipe import SGD as SGD
-    from lipflow.train.recipe import Adam as Adam
-    from lipflow.train.recipe import Recipe as Recipe
-    from lipflow.train.run import Run as Run
-    from lipflow.train.schedule import Constant as Constant
-    from lipflow.train.schedule import Exponential as Exponential
-    from lipflow.train.schedule import Linear as Linear
-    from lipflow.train.schedule import MultiStep as MultiStep
-    from lipflow.train.schedule import Triangular as Triangular
-
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"lipflow.train.{_HOME[name]}"), name)
+    if name in ("Result", "train"):
+        from lipflow.train import loop
+
+        return getattr(loop, name)
     raise AttributeError(f"module 'lipflow.train' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

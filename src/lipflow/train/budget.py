@@ -1,13 +1,12 @@
-"""Time budgets: durations as text, and the number of steps that fits into a budget. Without torch on import.
+"""Time budgets: durations as text, and the number of steps that fits into a budget. Does not import torch.
 
-The number of steps is decided by a measurement at the start and then again, at regular intervals, by the speed so far.
+The number of steps is first decided from a measurement, and then again, at regular intervals, from the speed so far.
 """
 
 import math
 import re
 import time
-from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,26 +16,21 @@ if TYPE_CHECKING:
     from lipflow.train.writer import State
 
 REPLAN_FRACTION = 0.02  # of the budget, between two decisions
-MEASURE_FRACTION, MAX_MEASURED_STEPS = (
-    0.01,
-    10,
-)  # of the budget, for the steps of the first measurement; and their limit
+MEASURE_FRACTION = 0.01  # of the budget, for the first measurement of steps
+MAX_MEASURED_STEPS = 10
 MEASURE_RATE_FACTOR = 1e-3  # not 0, as evaluation is faster with weights that have not changed
 RESERVE_FRACTION = 0.002  # of the budget, for the last checkpoint
 
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-_FORM = re.compile(r"(?:([\d.]+)d)?(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s)?")
+_FORM = re.compile("".join(rf"(?:(\d*\.?\d+){unit})?" for unit in _UNITS))
 
 
 def parse_duration(text: str) -> float:
     """Seconds: "90s" → 90, "1h30m" → 5400, "0.5s" → 0.5."""
     match = _FORM.fullmatch(text.strip().lower())
-    try:
-        if match is None or not any(match.groups()):
-            raise ValueError
-        return sum(float(n) * unit for n, unit in zip(match.groups(), _UNITS.values(), strict=True) if n)
-    except ValueError:
-        raise ValueError(f"a duration is written as 90s, 30m, 2h or 1h30m, not {text!r}") from None
+    if match is None or not any(match.groups()):
+        raise ValueError(f"a duration is written as 90s, 30m, 2h or 1h30m, not {text!r}")
+    return sum(float(n) * seconds for n, seconds in zip(match.groups(), _UNITS.values(), strict=True) if n)
 
 
 def format_duration(seconds: float) -> str:
@@ -44,10 +38,8 @@ def format_duration(seconds: float) -> str:
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"
-    for (big, size), (small, part) in zip(list(_UNITS.items())[:-1], list(_UNITS.items())[1:], strict=True):
-        if whole >= size:
-            return f"{whole // size}{big}{whole % size // part:02d}{small}"
-    raise AssertionError(whole)
+    (big, size), (small, part) = next(pair for pair in pairwise(_UNITS.items()) if whole >= pair[0][1])
+    return f"{whole // size}{big}{whole % size // part:02d}{small}"
 
 
 class Budget:
@@ -57,14 +49,14 @@ class Budget:
         self.seconds, self.learner, self.per_epoch = seconds, learner, learner.steps_per_epoch
         self.validation, self.batches = validation, -(-len(validation) // learner.run.recipe.batch_size)
         self.decided = -math.inf  # the time of the last decision; a resumed run decides at its first step
-        self.last: State | None = None  # the state at the last decision
+        self.last = (0.0, 0)  # seconds and steps at the last decision of this process
         self.validation_seconds: float | None = None  # measured before the first validation
 
     def measure(self, start: float) -> int:
         """T from a few steps and two batches of validation, for a run that began at time `start`.
 
-        Afterwards the learner has its former state, bit for bit. The first step includes allocation and compilation
-        and is not counted. All ranks measure, and all use the result of the first one.
+        The state of the learner is restored bit for bit. The first step includes allocation and compilation and is not
+        counted. All ranks measure, and all use the result of the first one.
         """
         learner = self.learner
         before = {name: tensor.clone() for name, tensor in learner.tensors().items()}
@@ -85,7 +77,7 @@ class Budget:
         return steps
 
     def replan(self, state: "State", plan: "Plan") -> int:
-        """A new T if a decision is due, else 0. It is at least one more step, so that the schedule reaches its end.
+        """A new T if a decision is due, else 0. T is at least `state.step + 1`, so that the schedule reaches its end.
 
         The time of a step is its mean over the run, or since the last decision if that is longer. A resumed run makes
         no decision for steps that the plan already covers.
@@ -93,9 +85,9 @@ class Budget:
         now = time.monotonic()
         if state.step <= plan.decided or now - self.decided < REPLAN_FRACTION * self.seconds:
             return 0
-        seconds, steps = (self.last.seconds, self.last.step) if self.last else (0.0, 0)
+        seconds, steps = self.last
         step = max(state.seconds / state.step, (state.seconds - seconds) / (state.step - steps))
-        self.decided, self.last = now, replace(state)
+        self.decided, self.last = now, (state.seconds, state.step)
         validation = self.validation_seconds if state.validation_seconds is None else state.validation_seconds
         return max(self._fit(state.step, step, state.elapsed, validation), state.step + 1)
 
@@ -117,13 +109,14 @@ class Budget:
         from lipflow.data import Split
         from lipflow.train.evaluate import estimate
 
-        recipe, seconds = self.learner.run.recipe, [0.0, 0.0]
-        part = Split(self.validation.images[: recipe.batch_size], self.validation.labels[: recipe.batch_size])
-        for i in range(2 if self.batches else 0):
-            began = time.monotonic()
-            estimate(self.learner.network, part, recipe.radii, recipe.batch_size, self.learner.ranks)
-            seconds[i] = time.monotonic() - began
-        return seconds[0] + (self.batches - 1) * seconds[1]
+        if not self.batches:
+            return 0.0
+        radii, size = self.learner.run.recipe.radii, self.learner.run.recipe.batch_size
+        part, times = Split(self.validation.images[:size], self.validation.labels[:size]), [time.monotonic()]
+        for _ in range(2):
+            estimate(self.learner.network, part, radii, size, self.learner.ranks)
+            times.append(time.monotonic())
+        return times[1] - times[0] + (self.batches - 1) * (times[2] - times[1])
 
 
 def _time_steps(learner: "Learner", count: int) -> float:

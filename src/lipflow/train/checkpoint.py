@@ -21,7 +21,7 @@ KEPT_CHECKPOINTS = 2
 
 
 class Checkpoint(NamedTuple):
-    """The state after `step` steps: tensors by name, and the numbers of the training loop."""
+    """The state after `step` steps: tensors by name, and the `State` of the training loop as JSON values."""
 
     step: int
     tensors: dict[str, Tensor]
@@ -40,12 +40,12 @@ class Checkpoints:
         return sorted((int(name[1]) for name in names if name), reverse=True)
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint, then remove all but the latest."""
+        """Write a checkpoint, then remove all but the latest two."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path, digest = self._paths(checkpoint.step)
         digest.unlink(missing_ok=True)  # of an earlier file of this step, which is replaced now
         tensors = {name: plain(tensor) for name, tensor in checkpoint.tensors.items()}
-        metadata = {"lipflow": json.dumps({"step": checkpoint.step, "numbers": checkpoint.numbers})}
+        metadata = {"lipflow": json.dumps({"numbers": checkpoint.numbers})}
         write_atomic(path, lambda temporary: save_tensors(tensors, temporary, metadata))
         line = f"{sha256(path)}  {path.name}\n"
         write_atomic(digest, lambda temporary: temporary.write_text(line))
@@ -53,40 +53,33 @@ class Checkpoints:
             self._remove(step)
 
     def load(self, step: int) -> Checkpoint:
-        """The checkpoint of a step; a damaged one raises a ValueError."""
+        """The checkpoint of a step; ValueError if it is damaged."""
         path, digest = self._paths(step)
         if not path.is_file():
             raise ValueError(f"{path} is missing")
         if digest.read_bytes().split() != [sha256(path).encode(), path.name.encode()]:
             raise ValueError(f"{path} does not have the digest in {digest.name}: it is damaged or was changed")
         tensors, metadata = read_tensors(path)
-        state = json.loads(metadata["lipflow"])
-        if state["step"] != step:
-            raise ValueError(f"{path} is of step {state['step']}")
-        return Checkpoint(step, tensors, state["numbers"])
+        return Checkpoint(step, tensors, json.loads(metadata["lipflow"])["numbers"])
 
     def latest(self) -> Checkpoint | None:
         """The latest complete checkpoint, with a warning for each damaged one; None if there is no checkpoint."""
-        wrong = []
+        damaged = []
         for step in self.steps():
             try:
                 checkpoint = self.load(step)
-            except (
-                ValueError,
-                TypeError,
-                KeyError,
-            ) as error:  # not OSError: a file that cannot be read now may be complete
-                wrong.append(str(error))
+            except ValueError as error:  # not OSError: a file that cannot be read now may be complete
+                damaged.append(str(error))
                 continue
-            for message in wrong:
+            for message in damaged:
                 warnings.warn(f"{message}; continuing from step {step} instead", stacklevel=2)
             return checkpoint
-        if wrong:
-            raise ValueError(f"no checkpoint in {self.folder} is complete: {'; '.join(wrong)}")
+        if damaged:
+            raise ValueError(f"no checkpoint in {self.folder} is complete: {'; '.join(damaged)}")
         return None
 
     def tidy(self, step: int) -> None:
-        """Before continuing from `step`: remove later checkpoints, which are damaged, and partly written files."""
+        """Remove checkpoints after `step`, which are damaged, and partly written files."""
         for later in self.steps():
             if later > step:
                 self._remove(later)

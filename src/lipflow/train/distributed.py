@@ -1,4 +1,4 @@
-"""Training with one process or many: the ranks, their shares and their collective operations.
+"""Training with one process or several: the ranks, their shares and their collective operations.
 
 All settings refer to the *global* batch, so the result does not depend on the number of processes:
 `torchrun --nproc-per-node=2 -m lipflow train …` has the loss curve of one process, up to rounding.
@@ -38,7 +38,7 @@ class Ranks:
     rank: int
     world: int
     device: torch.device
-    wrapped: list[nn.Module] = field(default_factory=list, repr=False, compare=False)  # returned by `wrap`
+    wrapped: list[nn.Module] = field(default_factory=list, repr=False, compare=False)  # results of `wrap`
 
     @property
     def first(self) -> bool:
@@ -102,19 +102,19 @@ class Ranks:
 
 # Note [leaving a process group]
 # The threads of a gloo group end when its last reference is dropped. A thread that outlives the interpreter aborts the
-# process: it drops the tensor of the last collective, asks for the GIL, and is ended inside of a destructor. So nothing
-# may refer to the group once it is destroyed. Two things do:
-# - DistributedDataParallel. Frames of a traceback may refer to it, so it is emptied.
-# - torch.distributed.nn. Its functions have the group as a default argument if it is imported when there is a group,
-#   which is what DistributedDataParallel does. So it is imported above, before there is one.
+# process: it drops the tensor of the last collective, asks for the GIL, and is ended inside of a destructor. So no
+# reference to the group may be left once it is destroyed. Two objects hold one:
+# - DistributedDataParallel, which the frames of a traceback may keep alive. Its attributes are deleted.
+# - torch.distributed.nn, if it is imported when a group exists: its functions have the group as a default argument.
+#   DistributedDataParallel imports it, so it is imported above, before a group exists.
 
 
 @contextmanager
 def join(device: str) -> Iterator[Ranks]:
     """The process group of torchrun, or this process alone.
 
-    A group that the caller has initialised is used and not destroyed. A group that is initialised here is destroyed,
-    with its threads, however the block ends.
+    A group that the caller has initialised is used and left as it is. A group that is initialised here is always
+    destroyed, with its threads.
     """
     world = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
@@ -132,9 +132,7 @@ def join(device: str) -> Iterator[Ranks]:
     except BaseException as error:
         _leave(ranks, own, LEAVE_SECONDS)
         if isinstance(error, RuntimeError) and "gloo/transport" in str(error):
-            time.sleep(
-                LEAVE_SECONDS
-            )  # torchrun reports the first process that ends, which should be the one that failed
+            time.sleep(LEAVE_SECONDS)  # torchrun reports the process that ends first, which should be the failed one
             raise ProcessLost("another process has ended early; see its own message") from error
         raise
     _leave(ranks, own)
@@ -156,8 +154,8 @@ def _init_process_group(backend: str) -> None:
 def _leave(ranks: Ranks, own: bool, seconds: float | None = None) -> None:
     """Drop references to the process group, and destroy it if it is our own; see Note [leaving a process group].
 
-    Destroying it waits for the collectives of this process. After an error, the other processes may never join those,
-    so the wait is limited; otherwise all processes would wait for each other.
+    Destroying it waits for the collectives of this process. After an error the other processes may never join them, so
+    the wait is limited; otherwise all processes would wait for each other.
     """
     for module in ranks.wrapped:
         vars(module).clear()

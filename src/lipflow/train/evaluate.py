@@ -52,13 +52,11 @@ def estimate(network: Network, split: Split, radii: Sequence[str], batch_size: i
     training = network.training
     network.eval()
     pairs = pair_estimates(network).to(ranks.device, torch.float32)
-    counts = [0.0] * (1 + len(radii))
+    thresholds = torch.tensor([0.0, *(float(parse_radius(text)) for text in radii)], device=ranks.device)
+    counts = torch.zeros(len(thresholds))
     for batch in ranks.share(torch.arange(len(split))).split(batch_size):
         x, y = to_unit(split.images[batch].to(ranks.device)), split.labels[batch].to(ranks.device)
-        radius_of = certified_radii(network(x), y, pairs)
-        counts[0] += float((radius_of > 0).sum())
-        for i, text in enumerate(radii, 1):
-            counts[i] += float((radius_of > float(parse_radius(text))).sum())
+        counts += (certified_radii(network(x), y, pairs)[:, None] > thresholds).sum(0).cpu()
     network.train(training)
     return _accuracy(counts, split, radii, ranks)
 
@@ -70,36 +68,30 @@ def certify_split(
     ranks: Ranks,
     through: Callable[[Sequence[Tensor]], Iterable[Tensor]] = iter,
 ) -> Accuracy:
-    """Freeze a network and certify a split, each rank its share. The network itself does not change.
+    """Freeze a network and certify a split; each rank certifies its share.
 
     `through` iterates over the chunks of images of this rank, and may report progress.
     """
-    training = network.training
-    try:
-        frozen = freeze(network.eval())
-    finally:
-        network.train(training)
-    counts = [0.0] * (1 + len(radii))
+    frozen = freeze(network.eval())
+    counts = torch.zeros(1 + len(radii))
     for chunk in through(ranks.share(torch.arange(len(split))).split(CHUNK_IMAGES)):
         found = certify(frozen, split.images[chunk])
         right = found.label == split.labels[chunk]
-        counts[0] += float(right.sum())
-        for i, text in enumerate(radii, 1):
-            counts[i] += float((right & found.certified(text)).sum())
+        counts += torch.stack([right, *(right & found.certified(text) for text in radii)]).sum(1)
     return _accuracy(counts, split, radii, ranks)
 
 
-def _accuracy(counts: Sequence[float], split: Split, radii: Sequence[str], ranks: Ranks) -> Accuracy:
+def _accuracy(counts: Tensor, split: Split, radii: Sequence[str], ranks: Ranks) -> Accuracy:
     """The fractions from the counts of all ranks."""
-    clean, *certified = (count / len(split) for count in ranks.sum(counts))
+    clean, *certified = (count / len(split) for count in ranks.sum(counts.tolist()))
     return Accuracy(len(split), clean, dict(zip(radii, certified, strict=True)))
 
 
 @torch.no_grad()
 def pair_estimates(network: Network) -> Tensor:
-    """The Lipschitz constants of fᵢ - fⱼ, with estimated norms in the place of bounds  # (classes, classes).
+    """The Lipschitz constants of fᵢ - fⱼ, with estimated norms instead of bounds  # (classes, classes).
 
-    A Convex Potential Layer computes its step h = 2/(s‖W‖²) from an estimate of ‖W‖; that estimate is used again here.
+    A Convex Potential Layer computes its step h = 2/(s‖W‖²) from an estimate of ‖W‖, which is used again here.
     """
     graph = lower(network, network.in_shape, live=True)
     steps = (v.primitive for v in graph.vertices if isinstance(v.primitive, Descent))

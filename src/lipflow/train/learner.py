@@ -1,7 +1,6 @@
-"""What learns: a network, its loss and its optimiser, and the two halves of a training step."""
+"""A training step: the network, the loss and the optimiser, the gradients of a batch and the update."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -47,20 +46,19 @@ def make_loss(loss: Loss, network: Network) -> Loss:
 
 
 def make_optimiser(network: nn.Module, chosen: Adam | SGD) -> Optimizer:
-    """The torch optimiser of a recipe. The parameters of activations are angles, to which no decay applies."""
+    """The torch optimiser of a recipe. Weight decay does not apply to the angles of activations."""
     angles = {id(p) for m in network.modules() if isinstance(m, Householder) for p in m.parameters()}
     options = asdict(chosen)
     decay = options.pop("weight_decay")
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in network.parameters() if id(p) not in angles], "weight_decay": decay},
-        {"params": [p for p in network.parameters() if id(p) in angles], "weight_decay": 0.0},
-    ]
+    decayed = [p for p in network.parameters() if id(p) not in angles]
+    others = [p for p in network.parameters() if id(p) in angles]
+    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
     kinds = {Adam: torch.optim.Adam, SGD: torch.optim.SGD}
     return kinds[type(chosen)]([group for group in groups if group["params"]], fused=True, **options)
 
 
 def state_tensors(optimiser: Optimizer) -> dict[str, Tensor]:
-    """The state as "3.exp_avg" → tensor, by the number of the parameter; without the None of an unused momentum."""
+    """The state as "3.exp_avg" → tensor, by the number of the parameter; an unused momentum is None and left out."""
     state = optimiser.state_dict()["state"]
     return {
         f"{number}.{name}": torch.as_tensor(value)
@@ -95,18 +93,18 @@ def diagnosis(network: Network) -> str:
 
 
 def require_finite(network: Network, step: int) -> None:
-    """Refuse NaN or infinite weights: the gradient of a finite loss may be NaN."""
+    """Raise on NaN or infinite weights: gradients can overflow while the loss is finite."""
     if not all(bool(torch.isfinite(tensor).all()) for tensor in network.state_dict().values()):
         raise NonFiniteLoss(f"after step {step} there are NaN or infinite weights.\n{diagnosis(network)}")
 
 
 class Learner:
-    """All that a training step changes. A step is `gradients`, then `update`."""
+    """The state that a training step changes. A step is `gradients`, then `update`."""
 
     def __init__(self, network: Network, run: Run, split: Split, ranks: Ranks) -> None:
         self.network = network.to(ranks.device).train()
         self.run, self.split, self.ranks = run, split, ranks
-        self._augmented(torch.zeros(1, dtype=torch.int64), 0)  # refuses a recipe that does not fit the images
+        self._augmented(torch.zeros(1, dtype=torch.int64), 0)  # raises if the recipe does not fit the images
         self.network.recompute_activations(run.recompute_activations)
         self.loss = make_loss(run.recipe.loss, network)
         self.parallel = ranks.wrap(network)
@@ -135,7 +133,8 @@ class Learner:
         images = self._augmented(part, epoch)
         labels = self.split.labels[part].to(self.ranks.device)
         self.optimiser.zero_grad(set_to_none=True)
-        with self._precision():
+        low = self.run.recipe.precision == "bfloat16"
+        with torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=low):
             logits = self.parallel(to_unit(images)).float()
         share = self.loss.each(logits, labels, self.network.head).sum() / len(batch)
         (share * self.ranks.world).backward()
@@ -143,8 +142,6 @@ class Learner:
 
     def _augmented(self, part: Tensor, epoch: int) -> Tensor:
         recipe, images = self.run.recipe, self.split.images[part].to(self.ranks.device)
-        if not (recipe.crop_padding or recipe.flip or recipe.cutout):
-            return images
         return augment(
             images,
             part,
@@ -155,11 +152,6 @@ class Learner:
             flip=recipe.flip,
             erase=recipe.cutout,
         )
-
-    def _precision(self) -> AbstractContextManager[object]:
-        """The precision of products that the recipe asks for."""
-        low = self.run.recipe.precision == "bfloat16"
-        return torch.autocast(self.ranks.device.type, torch.bfloat16) if low else nullcontext()
 
     def update(self, rate: float) -> None:
         """Take an optimiser step at a learning rate."""

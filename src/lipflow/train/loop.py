@@ -1,4 +1,4 @@
-"""The training loop, and the start and the end of a run around it."""
+"""The training loop, and how a run begins, resumes and ends."""
 
 import math
 import os
@@ -67,7 +67,7 @@ def train(run: Run, resume: bool = False) -> Result:
             record = stored
         with _lock(folder) if ranks.first else nullcontext():
             if ranks.first:
-                _require_unchanged(run, stored)  # since the first look, which was some time ago
+                _require_unchanged(run, stored)  # since the folder was read, which may be minutes ago
                 record.write(folder)
             return _run(record, learner, data, budget, began)
 
@@ -114,11 +114,11 @@ def _run(record: Record, learner: Learner, data: Dataset, budget: Budget | None,
                     writer.save()
                 if asked_to_stop:
                     break
-            # Also for a signal during the last validation. The sum makes every rank wait for the first one, which may
-            # still be writing: torchrun ends all processes once one has ended.
+            # Also for a signal during the last validation. The sum makes every rank wait until the first one has
+            # written its files, as torchrun ends all processes once one has ended.
             if ranks.sum([signals.received])[0]:
                 raise Interrupted(signals.received or signal.SIGTERM, state.step, learner.run.folder)
-        # The last checkpoint is written, so a run that is stopped from here on is resumed at this line.
+        # The last checkpoint exists, so a run that is stopped from here on resumes at this line.
         found = _certify(learner, data, writer)
         if writer:
             if found is not None:
@@ -158,7 +158,7 @@ def _certify(learner: Learner, data: Dataset, writer: Writer | None) -> Accuracy
 
 
 def _restore(learner: Learner, checkpoints: Checkpoints) -> State:
-    """Load the latest complete checkpoint, the same on every rank; without one, the state is that of the start."""
+    """Load the latest complete checkpoint, the same on every rank; without one, return the initial state."""
     ranks = learner.ranks
     checkpoint = checkpoints.latest() if ranks.first else None
     step = ranks.agree(checkpoint.step if checkpoint else 0)
@@ -180,7 +180,7 @@ def _restore(learner: Learner, checkpoints: Checkpoints) -> State:
 
 
 def _require_new(folder: Path) -> None:
-    """Refuse a folder that holds a run, unless that run has not done a step."""
+    """Raise if a folder holds a run that has done a step."""
     log = folder / "log.jsonl"
     begun = [name for name in (FINAL, BEST, "checkpoints") if (folder / name).exists()]
     begun += [log.name] if log.exists() and log.stat().st_size else []
@@ -191,7 +191,7 @@ def _require_new(folder: Path) -> None:
 
 
 def _require_unchanged(run: Run, stored: Record | None) -> None:
-    """Refuse a folder that another process has changed since it was read."""
+    """Raise if another process has changed the folder since it was read."""
     if stored is None:
         _require_new(run.folder)
     elif (run.folder / FINAL).is_file() or _stored(run) != stored:
@@ -207,7 +207,7 @@ def _require_same_images(stored: Record, data: Dataset) -> None:
 
 
 def _require_same_on_all(run: Run, resume: bool, data: Dataset, ranks: Ranks) -> None:
-    """Refuse, on every rank, processes with different flags or images."""
+    """Raise, on every rank, if the processes have different flags or images."""
     own = set(CHANGEABLE) - {"certify_validation"}  # each rank may have its own folders and device
     asked = {name: value for name, value in run.to_json().items() if name not in own}
     ranks.require_same(flags=f"{asked} {resume}", images=data.digest("train") + data.digest("validation"))
@@ -233,7 +233,7 @@ def _lock(folder: Path) -> Iterator[None]:
 
 
 def _stored(run: Run) -> Record:
-    """The record of the run that is resumed; flags that would change what it computes are refused."""
+    """The record of the run that is resumed; raise if a flag would change what it computes."""
     record = Record.read(run.folder)
     if changed := differences(record.run, run):
         raise ValueError(
@@ -246,7 +246,7 @@ def _finished(folder: Path, stored: Record, ranks: Ranks) -> Result:
     if ranks.first:
         print(f"{folder} has ended already: {folder / FINAL}")
     validation = None
-    with suppress(ValueError, OSError):  # damaged checkpoints do not matter now
+    with suppress(ValueError, OSError):  # damaged checkpoints: the network is complete without them
         if last := Checkpoints(folder / "checkpoints").latest():
             validation = State.from_json(last.numbers).validation
     return Result(folder, read(folder / FINAL), validation, stored.exact)
@@ -254,7 +254,7 @@ def _finished(folder: Path, stored: Record, ranks: Ranks) -> Result:
 
 @contextmanager
 def _determinism(run: Run, stored: Record | None, ranks: Ranks) -> Iterator[None]:
-    """Reproducible computation: the number of threads with which the run began, and deterministic kernels on a GPU."""
+    """Compute with the number of threads with which the run began, and with deterministic kernels on a GPU."""
     began = {} if stored is None else stored.environment
     number = began.get("threads", 0) if began.get("processes") == ranks.world else run.recipe.threads
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()

@@ -1,7 +1,8 @@
-"""Recipes: how a network is trained, as data, and the table of published ones. Without torch.
+"""Recipes: how a network is trained, as data, and the table of published ones. Does not import torch.
 
 A recipe chooses an optimiser, a schedule and a loss, each a small dataclass whose fields are its numbers. The command
-line and `vary` name the same numbers flat: `--loss multi-margin --margin 0.3`, `vary(loss="multi-margin", margin=0.3)`.
+line and `vary` take all of them by flat names: `--loss multi-margin --margin 0.3`, `vary(loss="multi-margin",
+margin=0.3)`.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from lipflow.train.schedule import SCHEDULES, Exponential, Linear, MultiStep, Sc
 
 
 def flag(name: str) -> str:
-    """How a field is typed on the command line."""
+    """The name of a field as a flag of the command line."""
     return name.replace("_", "-")
 
 
@@ -56,7 +57,7 @@ OPTIMISERS: Mapping[str, type[Adam | SGD]] = {"adam": Adam, "sgd": SGD}
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained; on the command line every default is that of --model (and of the time in --budget)."""
+    """How a network is trained; on the command line the defaults depend on --model, --data and --budget."""
 
     optimiser: Annotated[Adam | SGD, Fixed, Suppress] = field(default_factory=Adam)
     """How weights are updated: an `Adam` or an `SGD`."""
@@ -77,7 +78,7 @@ class Recipe:
     cutout: int = 0
     """Augmentation: set a random square with sides of this number of pixels to the image's mean colour."""
     normalize: Literal["mean", "mean-std", "model"] = "mean"
-    """The input: minus the training mean, also divided by std (then L = 1/min std), or as the model has it."""
+    """The input: less the training mean, also divided by std (then L = 1/min std), or as the model has it."""
     lln: bool = False
     """Last-layer normalization: unit rows and a bias instead of truncation."""
     radii: tuple[str, ...] = ("36/255", "72/255", "108/255")
@@ -107,21 +108,18 @@ class Recipe:
 
     def flat(self) -> dict[str, Any]:
         """The values of all flags that this recipe uses, by name: choices by their names, and their numbers."""
-        values: dict[str, Any] = {}
-        for name in (own.name for own in fields(self)):
-            value = getattr(self, name)
-            if name not in CHOICES:
-                values[name] = value
-                continue
-            values[name] = type_name(name, value)
-            values |= {number.name: getattr(value, number.name) for number in numbers(type(value))}
+        values = {own.name: getattr(self, own.name) for own in fields(self)}
+        for name in CHOICES:
+            chosen = values[name]
+            values[name] = type_name(name, chosen)
+            values |= {number.name: getattr(chosen, number.name) for number in numbers(type(chosen))}
         return values
 
     def vary(self, **flat: Any) -> "Recipe":
         """This recipe with other values of flags: `vary(loss="cross-entropy", lr=0.1)`.
 
-        Another choice keeps the numbers that it has in common with the one before. A number that the choice does not
-        have is refused.
+        Another choice keeps the numbers that it has in common with the one before. Raise on a number that no choice of
+        the new recipe has.
         """
         changes: dict[str, Any] = {name: value for name, value in flat.items() if name in _OWN}
         for name in CHOICES:
@@ -196,7 +194,7 @@ SOC = Recipe(
 )
 SOC_PLUS = replace(SOC, loss=CertificateRegularisation(gamma=0.1), lln=True)
 
-# Our own, for a first look: half a minute on one thread. At this size more threads are slower.
+# Our own, for a first try: half a minute on one thread. At this size more threads are slower.
 CPL_DIGITS = Recipe(
     optimiser=Adam(lr=1e-2),
     loss=MultiMargin(1.0),
@@ -244,16 +242,15 @@ ON_DATA: Mapping[tuple[str, str], Recipe] = {
     **{(model, "cifar100"): replace(RECIPES[model], lln=True) for model in ("cayley-kw3", "soc-10", "soc-20")},
 }
 
-# Recipes of our own that differ from a --budget of this time on. Published recipes are the same for any time.
+# Recipes of our own for a --budget of at least this time. Published recipes do not depend on the budget.
 ON_BUDGET: Mapping[tuple[str, str], tuple[str, Recipe]] = {("cpl-fast", "cifar10"): ("1h", CPL_FAST_LONG)}
 
 
 def recipe_for(model: str, data: str, budget: str | None = None) -> Recipe:
-    """The published recipe of a model on a dataset; a model of another size of CPL has the recipe of CPL."""
-    if budget is not None and (model, data) in ON_BUDGET:
-        least, longer = ON_BUDGET[model, data]
-        if parse_duration(budget) >= parse_duration(least):
-            return longer
+    """The published recipe of a model on a dataset; a CPL network of another size has the recipe of CPL."""
+    least, longer = ON_BUDGET.get((model, data), ("", None))
+    if longer and budget is not None and parse_duration(budget) >= parse_duration(least):
+        return longer
     recipe = ON_DATA.get((model, data)) or RECIPES.get(model) or (CPL if model.startswith("cpl-") else None)
     if recipe is None:
         raise ValueError(f"there is no recipe for a model {model!r}; there are {', '.join(RECIPES)}")

@@ -18,7 +18,7 @@ from lipflow.files import write_atomic
 from lipflow.machine import processor
 from lipflow.train.distributed import Ranks
 from lipflow.train.evaluate import Accuracy
-from lipflow.train.run import Run
+from lipflow.train.run import Run, from_json
 from lipflow.train.schedule import Plan
 
 FINAL, BEST = "model.safetensors", "best.safetensors"
@@ -26,7 +26,7 @@ FINAL, BEST = "model.safetensors", "best.safetensors"
 
 @dataclass(frozen=True)
 class Record:
-    """A run, its plan, the environment in which it began, its exact result once it has ended, and its images."""
+    """A run, its plan, the environment in which it began, its exact accuracy once it has ended, and its images."""
 
     run: Run
     plan: Plan
@@ -41,16 +41,16 @@ class Record:
         return self.plan.steps
 
     def write(self, folder: Path) -> None:
-        values: dict[str, Any] = {"run": self.run.to_json(), "steps": self.steps, "environment": dict(self.environment)}
-        if len(self.plan.decisions) > 1:
-            values["plan"] = self.plan.decisions
-        if self.exact is not None:
-            values["validation_exact"] = asdict(self.exact)
-        if self.data_sha256:
-            values["data_sha256"] = dict(self.data_sha256)
-        if self.class_names:
-            values["class_names"] = self.class_names
-        text = json.dumps(values, indent=2)
+        values = {
+            "run": self.run.to_json(),
+            "steps": self.steps,
+            "environment": dict(self.environment),
+            "plan": self.plan.decisions if len(self.plan.decisions) > 1 else None,
+            "validation_exact": asdict(self.exact) if self.exact else None,
+            "data_sha256": dict(self.data_sha256) or None,
+            "class_names": self.class_names or None,
+        }
+        text = json.dumps({name: value for name, value in values.items() if value is not None}, indent=2)
         write_atomic(folder / "run.json", lambda temporary: temporary.write_text(text + "\n"))
 
     @classmethod
@@ -58,22 +58,20 @@ class Record:
         path = folder / "run.json"
         try:
             values = json.loads(path.read_text())
-            run, environment = Run.from_json(values["run"]), values["environment"]
+            run = from_json("run", values["run"], Run)
             plan = Plan.of(values.get("plan", values["steps"]))
-            digests, classes = values.get("data_sha256", {}), values.get("class_names", [])
-            if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-                raise ValueError(f"class_names={classes!r}")
-            if plan.steps != values["steps"] or not isinstance(environment, dict) or not isinstance(digests, dict):
-                raise ValueError(f"steps={values['steps']!r}, plan={plan}, environment={environment!r}, {digests!r}")
+            environment = from_json("environment", values["environment"], dict)
+            digests = from_json("data_sha256", values.get("data_sha256", {}), dict)
+            classes = from_json("class_names", values.get("class_names", []), tuple[str, ...])
             exact = Accuracy(**values["validation_exact"]) if "validation_exact" in values else None
         except (FileNotFoundError, NotADirectoryError):
             raise ValueError(f"{folder} holds no run: there is no {path}") from None
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} is not a record of a run: {error}") from None
-        return cls(run, plan, environment, exact, digests, tuple(classes))
+        return cls(run, plan, environment, exact, digests, classes)
 
     def other_images(self, data: Dataset, *splits: SplitName) -> list[str]:
-        """Those of some splits whose images differ from the ones with which the run began, if these are known."""
+        """The splits whose images differ from those with which the run began, as far as these are known."""
         known = self.data_sha256
         return [split for split in splits if split in known and known[split] != data.digest(split)]
 
@@ -97,7 +95,7 @@ def environment(ranks: Ranks) -> dict[str, Any]:
 def network_file(folder: Path, network: Literal["final", "best"] = "final") -> Path:
     """Return the file of a finished run's network.
 
-    `final` is the network at the end of its schedule, as the paper reports it. `best` is the one with the most
+    `final` is the network at the end of its schedule, which the paper reports. `best` is the one with the most
     certified validation images, by estimate.
     """
     if not (folder / "run.json").is_file():
@@ -114,7 +112,7 @@ def _commit() -> str | None:
     """The commit of this checkout, with -dirty if code differs from it; None for an installed package."""
     package = Path(lipflow.__file__).parent
     try:
-        _git(package, "ls-files", "--error-unmatch", "__init__.py")  # the checkout may be of another project
+        _git(package, "ls-files", "--error-unmatch", "__init__.py")  # fails in the checkout of another project
         changed = _git(package, "status", "--porcelain", "--untracked-files=no", "--", ":/*.py", ":/*.toml")
         return _git(package, "rev-parse", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""A run: one dataclass for what is trained, on what, how and where; and its form in run.json. Without torch."""
+"""A run: one dataclass for what is trained, on what, how and where; and its form in run.json. Does not import torch."""
 
 import ast
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ ModelArg = int | float | bool | str | None | list[float]
 
 
 def _parse_model_args(words: list[str]) -> dict[str, ModelArg]:
-    """["depth=4", "lln=True"] → {"depth": 4, "lln": True}; a value that is no Python literal is text."""
+    """["depth=4", "lln=True"] → {"depth": 4, "lln": True}; a value that is not a Python literal is text."""
     arguments: dict[str, ModelArg] = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -46,7 +46,7 @@ ModelArgs = Annotated[
 
 @dataclass(frozen=True)
 class Run:
-    """What is trained, on what, and where it goes; `Run.of("cpl-s", "cifar10")` is the published run of a model."""
+    """What is trained, on what, how and where; `Run.of("cpl-s", "cifar10")` is the published run of a model."""
 
     model: str = "cpl-digits"
     """The network, by name: `lipflow models` lists them."""
@@ -71,7 +71,7 @@ class Run:
     recompute_activations: bool = False
     """Save memory: keep the activations of about √n of n layers and recompute the others (more time)."""
     save_every: str = "5m"
-    """The time between two checkpoints; a run that is asked to stop saves one too."""
+    """The time between two checkpoints; a run that is interrupted also saves one."""
     certify_validation: int | None = None
     """Certify this number of validation images exactly, by the frozen network, when the run ends (None: all)."""
     recipe: Recipe = field(default_factory=lambda: recipe_for("cpl-digits", "digits"))
@@ -97,13 +97,13 @@ class Run:
         return self.out or Path("runs") / f"{self.model}-{self.data}-{self.seed}"
 
     def to_json(self) -> dict[str, Any]:
-        """The run as JSON values; an optimiser, a schedule and a loss are tables with their name as "type"."""
+        """The run as JSON values; an optimiser, a schedule and a loss have their name as "type"."""
         return _to_json(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Run":
-        """The inverse of `to_json`. Unknown fields and values of another type are refused."""
-        return _from_json("run", values, cls)
+        """The inverse of `to_json`. Raise on unknown fields and on values of another type."""
+        return from_json("run", values, cls)
 
 
 # Fields that may change when a run is resumed, as they do not change what it computes.
@@ -111,7 +111,7 @@ CHANGEABLE = ("out", "data_dir", "device", "recompute_activations", "save_every"
 
 
 class Difference(NamedTuple):
-    """A flag, and its values in the stored run and in the one that was asked for."""
+    """A flag, and its values in the stored run and in the one that was given."""
 
     flag: str
     stored: Any
@@ -122,11 +122,11 @@ class Difference(NamedTuple):
 
 
 def differences(stored: Run, asked: Run) -> list[Difference]:
-    """The flags by which `asked` computes something else than `stored`."""
+    """The flags that make `asked` compute something else than `stored`."""
     names = [f.name for f in fields(Run) if f.name not in ("recipe", *CHANGEABLE)]
     before, after = ({name: getattr(run, name) for name in names} | run.recipe.flat() for run in (stored, asked))
     return [
-        Difference(flag(name), before.get(name), value)  # a number of another choice was not there before
+        Difference(flag(name), before.get(name), value)  # None: the stored run has another choice without this number
         for name, value in after.items()
         if name not in before or before[name] != value
     ]
@@ -141,8 +141,8 @@ def _to_json(value: Any) -> Any:
     return table
 
 
-def _from_json(name: str, value: Any, kind: Any) -> Any:
-    """A JSON value as a value of type `kind`, or an error with the name of the field."""
+def from_json(name: str, value: Any, kind: Any) -> Any:
+    """A JSON value as a value of type `kind`; raise an error that names the field if it is not one."""
     origin, parts = get_origin(kind), get_args(kind)
     if name in CHOICES and isinstance(value, dict):
         kinds, value = CHOICES[name], dict(value)
@@ -155,11 +155,11 @@ def _from_json(name: str, value: Any, kind: Any) -> Any:
         known = {number.name for number in numbers(kind)}
         if unknown := [entry for entry in value if entry not in known]:
             raise ValueError(f"{name} has no field {', '.join(map(repr, unknown))}")
-        return kind(**{entry: _from_json(entry, given, hints[entry]) for entry, given in value.items()})
+        return kind(**{entry: from_json(entry, given, hints[entry]) for entry, given in value.items()})
     if origin is UnionType:  # of some type and None
-        return None if value is None else _from_json(name, value, parts[0])
+        return None if value is None else from_json(name, value, parts[0])
     if origin is tuple and isinstance(value, list):
-        return tuple(_from_json(name, entry, parts[0]) for entry in value)
+        return tuple(from_json(name, entry, parts[0]) for entry in value)
     if kind is Path and isinstance(value, str):
         return Path(value)
     if kind is float and type(value) is int:

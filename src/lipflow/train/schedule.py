@@ -1,14 +1,14 @@
-"""Learning-rate schedules, and the plan that says how far along its schedule each step of a run is. Without torch.
+"""Learning-rate schedules, and the plan that gives the progress of each step of a run. Does not import torch.
 
 Note [the schedule reaches its end]
-    Step t of T (t = 0, …, T-1) is taken at progress (t + ½)/T, the middle of its share of the run. The first and the
-    last step then have a rate above 0 even if the schedule starts and ends at 0. As the midpoint rule is exact on
-    straight lines, the sum of the rates is the integral of the schedule.
+    Step t of T (t = 0, …, T-1) is taken at progress (t + ½)/T, the middle of its share of the run. So the first and the
+    last step have a rate above 0 even if the schedule starts and ends at 0. The midpoint rule is exact on straight
+    lines, so the mean of the rates is the integral of the schedule.
 
 Note [replanning]
     A run with a time budget does not know T in advance, as the speed of a machine varies. It decides on T repeatedly.
-    After each decision, progress continues from its current value along a straight line to 1 at the new T. So progress
-    is continuous and increasing, the rate does not jump, and the schedule still reaches its end.
+    After each decision, progress continues from its current value on a straight line to 1 at the new T. So progress
+    is continuous and increasing, and the schedule still reaches its end.
 """
 
 from abc import ABC, abstractmethod
@@ -106,12 +106,9 @@ class Plan:
     decisions: tuple[tuple[int, int], ...]
 
     def __post_init__(self) -> None:
-        starts = [start for start, _ in self.decisions]
-        ends = [end for _, end in self.decisions]
-        if not (starts and starts[0] == 0 and all(a < b for a, b in zip(starts, ends, strict=True))):
-            raise ValueError(f"a plan has decisions (s, T) with s < T, the first at 0, not {self.decisions}")
-        if not all(here < there < end for (here, there), end in zip(pairwise(starts), ends[:-1], strict=True)):
-            raise ValueError(f"the decisions of a plan must be in increasing order, not {self.decisions}")
+        rising = all(a < b < end for (a, end), (b, _) in pairwise(self.decisions))
+        if not (rising and self.decisions and self.decisions[0][0] == 0 and all(s < end for s, end in self.decisions)):
+            raise ValueError(f"a plan has decisions (s, T) with s < T and increasing s from 0 on, not {self.decisions}")
 
     @classmethod
     def of(cls, decisions: int | Sequence[Sequence[int]]) -> "Plan":

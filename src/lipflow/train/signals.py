@@ -3,11 +3,11 @@
 import signal
 import threading
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 
 
 class EndedEarly(Exception):
-    """A run stopped before the end of its schedule; `exit_code` is that of the process that ran it."""
+    """A run stopped before the end of its schedule; `exit_code` is the exit code of its process."""
 
     exit_code = 1
 
@@ -21,7 +21,7 @@ class ProcessLost(EndedEarly):
 
 
 class Interrupted(EndedEarly):
-    """A run received a signal and saved its state. The exit code is 128 + the number of the signal."""
+    """A run received a signal and saved its state. The exit code is 128 plus the number of the signal."""
 
     def __init__(self, number: int, step: int, folder: Path) -> None:
         self.exit_code = 128 + number
@@ -30,7 +30,7 @@ class Interrupted(EndedEarly):
 
 
 class Signals:
-    """A context that records the first SIGINT or SIGTERM in `received`; the second one takes effect at once.
+    """A context that records the first SIGINT or SIGTERM in `received`; a second one takes effect at once.
 
     Python handles signals in the main thread only; in another thread this context does nothing.
     """
@@ -46,13 +46,8 @@ class Signals:
 
     def _record(self, number: int, frame: FrameType | None) -> None:
         self.received = number
-        self._restore()
+        self.__exit__()
 
-    def _restore(self) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._restore()

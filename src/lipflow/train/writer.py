@@ -1,18 +1,16 @@
 """What the first rank writes during a run: messages and progress, log.jsonl, checkpoints and the best network.
 
-On a terminal progress is a bar; elsewhere it is one line an epoch. The log has a line for every step and every epoch,
-as they happen, and goes to TensorBoard too if that is installed.
+Progress is a bar on a terminal, and one line an epoch elsewhere. The log has a line for each step and each epoch. It is
+also written for TensorBoard, if that is installed.
 """
 
 import json
 import os
 import time
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from lipflow.data import Dataset
@@ -38,8 +36,8 @@ class State:
     best: float = -1.0  # the greatest validation score so far
     best_epoch: int = 0
     validation: Accuracy | None = None  # the latest
-    seconds: float = 0.0  # of steps, over all processes that have worked on this run
-    elapsed: float = 0.0  # of everything, from the start of each process
+    seconds: float = 0.0  # of the training steps, summed over the interruptions of the run
+    elapsed: float = 0.0  # since the start, likewise
     validation_seconds: float | None = None  # of the latest validation
     log_bytes: int = 0  # the length of log.jsonl
 
@@ -56,7 +54,7 @@ class Writer:
         self.learner, self.state, self.record, self.checkpoints = learner, state, record, checkpoints
         self.folder: Path = learner.run.folder
         self.log = Log(self.folder, state.log_bytes, state.step)
-        self.display = make_display(state.step, record.steps)
+        self.display = Display(state.step, record.steps)
         self.save_every, self.saved = parse_duration(learner.run.save_every), time.monotonic()
 
     def plan(self, record: Record) -> None:
@@ -77,7 +75,7 @@ class Writer:
         if validation is not None:
             line += f"  {validation.describe('estimated')}"
             values = {"validation": {"clean": validation.clean, "certified_estimated": validation.certified}}
-            if validation.score >= self.state.best:  # the later epoch on ties
+            if validation.score >= self.state.best:  # prefer the later epoch on ties
                 self.state.best, self.state.best_epoch = validation.score, epoch + 1
                 save(self.learner.network, self.folder / BEST)
         seconds = round(self.state.seconds, 3)
@@ -94,7 +92,7 @@ class Writer:
         return time.monotonic() - self.saved >= self.save_every
 
     def save(self) -> None:
-        """Write a checkpoint; NaN or infinite weights are refused."""
+        """Write a checkpoint; raise on NaN or infinite weights."""
         require_finite(self.learner.network, self.state.step)
         self.state.log_bytes = self.log.sync()
         self.checkpoints.save(Checkpoint(self.state.step, self.learner.tensors(), asdict(self.state)))
@@ -107,15 +105,13 @@ class Writer:
     def __enter__(self) -> "Writer":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.display.close()
         self.log.close()
 
 
 class Log:
-    """log.jsonl from byte `position` on: lines that a killed process wrote after its last checkpoint are cut off."""
+    """log.jsonl from byte `position` on; what a killed process wrote after its last checkpoint is cut off."""
 
     def __init__(self, folder: Path, position: int = 0, step: int = 0) -> None:
         self._file = (folder / "log.jsonl").open("ab")
@@ -166,87 +162,49 @@ def _tensorboard(folder: Path, step: int) -> Any:
 # Progress
 
 
-class Display(ABC):
-    """Messages and the progress of a run, with its speed and the remaining time."""
+class Display:
+    """Messages and the progress of a run: a bar on a terminal, lines elsewhere."""
 
     def __init__(self, done: int, steps: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self.console = Console(soft_wrap=True, markup=False, emoji=False, highlight=False)
+        columns = BarColumn(), TextColumn("{task.description}", markup=False)
+        self.bar = Progress(*columns, console=self.console, disable=not self.console.is_terminal)
+        self.task = self.bar.add_task("", total=steps, completed=done)
         self.first, self.done, self.steps, self.began = done, done, steps, time.monotonic()
+        self.bar.start()
 
     @property
     def pace(self) -> str:
-        """The steps a second of this process, and the time that the other steps need at that speed."""
+        """The steps a second of this process, and the time that the remaining steps take at that speed."""
         rate = (self.done - self.first) / max(time.monotonic() - self.began, 1e-9)
         left = format_duration((self.steps - self.done) / max(rate, 1e-9))
         return f"step {self.done}/{self.steps}  {rate:.3g} steps/s  {left} left"
 
-    @abstractmethod
     def say(self, text: str) -> None:
         """Print a message."""
+        self.console.print(text)
 
-    @abstractmethod
     def epoch(self, text: str) -> None:
         """Print the line of an epoch."""
+        self.say(text if self.console.is_terminal else f"{text}  [{self.pace}]")
 
     def advance(self, step: int, loss: float) -> None:
         """Show that `step` steps are done."""
         self.done = step
+        if not self.bar.disable:
+            self.bar.update(self.task, completed=step, description=f"loss {loss:.4f}  {self.pace}")
 
     def expect(self, steps: int) -> None:
         """Change the number of steps."""
         self.steps = steps
-
-    @abstractmethod
-    def close(self) -> None:
-        """Restore the terminal."""
-
-
-class Lines(Display):
-    """Plain lines, for a file or a pipe."""
-
-    def say(self, text: str) -> None:
-        print(text, flush=True)
-
-    def epoch(self, text: str) -> None:
-        self.say(f"{text}  [{self.pace}]")
-
-    def close(self) -> None: ...
-
-
-class Bar(Display):
-    """A progress bar below the messages."""
-
-    def __init__(self, console: Any, done: int, steps: int) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        super().__init__(done, steps)
-        self.bar = Progress(BarColumn(), TextColumn("{task.description}"), console=console)
-        self.task = self.bar.add_task("", total=steps, completed=done)
-        self.bar.start()
-
-    def say(self, text: str) -> None:
-        self.bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    def epoch(self, text: str) -> None:
-        self.say(text)
-
-    def advance(self, step: int, loss: float) -> None:
-        super().advance(step, loss)
-        self.bar.update(self.task, completed=step, description=f"loss {loss:.4f}  {self.pace}")
-
-    def expect(self, steps: int) -> None:
-        super().expect(steps)
         self.bar.update(self.task, total=steps)
 
     def close(self) -> None:
+        """Restore the terminal."""
         self.bar.stop()
-
-
-def make_display(done: int, steps: int) -> Display:
-    """A bar on a terminal, lines elsewhere."""
-    from rich.console import Console
-
-    console = Console()
-    return Bar(console, done, steps) if console.is_terminal else Lines(done, steps)
 
 
 def with_progress(
@@ -273,7 +231,7 @@ def images_pace(verb: str, done: int, total: int, seconds: float) -> str:
 
 
 def opening_message(record: Record, learner: Learner, data: Dataset, state: State) -> str:
-    """The model, the data and the device; for a resumed run, what differs from the environment in which it began."""
+    """The model, the data and the device; for a resumed run also how its environment has changed."""
     run, steps, parameters = learner.run, record.steps, sum(p.numel() for p in learner.network.parameters())
     epochs = steps / learner.steps_per_epoch
     where = f"{learner.ranks.device}" + (f" × {learner.ranks.world}" if learner.ranks.world > 1 else "")
@@ -310,7 +268,7 @@ def closing_message(learner: Learner, state: State, found: Accuracy | None) -> s
 
 
 def divergence_message(loss: float, step: int, rate: float, record: Record, learner: Learner, saved: list[int]) -> str:
-    """Where the loss became NaN or infinite, the weights at that point, and the last checkpoint."""
+    """The step at which the loss became NaN or infinite, the weights at that step, and the last checkpoint."""
     last = f"the last checkpoint is of step {saved[0]}" if saved else "there is no checkpoint yet"
     return (
         f"the loss is {loss} at step {step + 1} of {record.steps} (learning rate {rate:.3g}).\n"

@@ -1,4 +1,4 @@
-"""Layers of one's own, certified by lipflow."""
+"""Layers that lipflow certifies."""
 
 from lipflow_layers.branches import TwoBranches
 from lipflow_layers.sdp import LoweredSDPLayer, SDPLayer

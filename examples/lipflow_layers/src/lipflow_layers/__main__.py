@@ -13,7 +13,7 @@ from lipflow_layers import LoweredSDPLayer, SDPLayer, TwoBranches, WrongLayer
 
 
 def network() -> nn.Sequential:
-    """For images of 8 × 8 pixels; the head has unit rows."""
+    """A network for images of 8×8 pixels."""
     return nn.Sequential(
         lipflow.blocks.Normalize(0.5),
         lipflow.blocks.SpaceToDepth(2),

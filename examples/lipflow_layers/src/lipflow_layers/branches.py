@@ -5,10 +5,10 @@ from torch import Tensor, nn
 
 
 class TwoBranches(nn.Module):
-    """(x + g(x))/2, where g turns the channels by a learned orthogonal matrix and takes absolute values.
+    """(x + |Qx|)/2, where Q is a learned orthogonal matrix on the channels.
 
-    Both branches are 1-Lipschitz, so their mean is. lipflow finds that by itself: the matrix is computed from the
-    parameter while the block runs, and becomes a constant of the graph.
+    Both branches are 1-Lipschitz, so their mean is. lipflow derives this: Q is computed from the parameter while the
+    block runs, and becomes a constant of the graph.
     """
 
     def __init__(self, channels: int) -> None:
@@ -17,6 +17,5 @@ class TwoBranches(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (batch, channels, height, width)
         skew = self.weight - self.weight.T
-        turn = torch.linalg.matrix_exp(skew)  # orthogonal, as its argument is skew-symmetric
-        turned = nn.functional.conv2d(x, turn[:, :, None, None])
-        return (x + turned.abs()) / 2
+        q = torch.linalg.matrix_exp(skew)  # orthogonal, as its argument is skew-symmetric
+        return (x + nn.functional.conv2d(x, q[:, :, None, None]).abs()) / 2

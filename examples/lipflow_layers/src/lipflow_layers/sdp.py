@@ -1,4 +1,4 @@
-"""The SDP-based Lipschitz layer of Araujo et al. 2023, twice: by `forward` alone, and with `lower`.
+"""The SDP-based Lipschitz layer (Araujo et al. 2023), with only `forward`, and with `lower`.
 
 x - 2Wᵀ T⁻¹ relu(Wx + b) with T diagonal, T_ii = Σ_j |WWᵀ|_ij. As T - WWᵀ is diagonally dominant, WWᵀ ⪯ T, so
 ‖T^{-1/2}W‖ ≤ 1. With W' = T^{-1/2}W and b' = T^{-1/2}b the layer is x - 2W'ᵀ relu(W'x + b'), a step of size 2 down a
@@ -14,7 +14,7 @@ from lipflow.primitives import NONLINEARITIES, Descent
 
 
 class SDPLayer(nn.Module):
-    """x - 2Wᵀ T⁻¹ relu(Wx + b) on vectors, with nothing of lipflow in it."""
+    """x - 2Wᵀ T⁻¹ relu(Wx + b) on vectors, in plain PyTorch."""
 
     def __init__(self, features: int, inner: int) -> None:
         super().__init__()
@@ -31,10 +31,9 @@ class SDPLayer(nn.Module):
 
 
 class LoweredSDPLayer(SDPLayer):
-    """The same layer, which says itself what it is.
+    """The same layer with `lower`.
 
-    lipflow recognises an `SDPLayer` by its parts, so `lower` gains nothing here. Write one for a layer whose parts are
-    worse than the whole.
+    lipflow recognises an `SDPLayer`, so `lower` gains nothing here. Write one for layers that it does not recognise.
     """
 
     def lower(self, x: Node) -> Node:

@@ -1,4 +1,4 @@
-"""A layer whose `lower` does not fit its `forward`."""
+"""A layer whose `lower` disagrees with its `forward`."""
 
 import torch
 from torch import Tensor
@@ -10,9 +10,9 @@ from lipflow_layers.sdp import SDPLayer
 
 
 class WrongLayer(SDPLayer):
-    """x - 4Wᵀ T⁻¹ relu(Wx + b), which may stretch by 3, and a `lower` that claims the step 2.
+    """x - 4Wᵀ T⁻¹ relu(Wx + b), which may stretch by 3, with a `lower` for the step size 2.
 
-    `lipflow.freeze` runs both on random images, sees that they differ, and refuses the layer by name.
+    `lipflow.freeze` runs both on random images, finds that they differ, and refuses the layer.
     """
 
     def forward(self, x: Tensor) -> Tensor:
