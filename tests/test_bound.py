@@ -1,6 +1,5 @@
-"""`lipschitz_bound`: the pair (L, ε) of torch's modules against their matrices, of chains, and of declared bounds."""
+"""`lipschitz_bound`: the pair (L, ε) of torch's modules, of chains, and of declared bounds."""
 
-import copy
 import math
 import re
 
@@ -8,47 +7,21 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 import lipflow
 from lipflow import Assume, Bound, LoweringError, lipschitz_bound
 from lipflow.primitives.rearrange import overlap
 from tests.soundness.graphs import Of
 
-SVD_ERROR = 1e-12  # relative, far above the error of LAPACK's singular values at these sizes
-
-
-def matrix_by_columns(module: nn.Module, *shape: int) -> Tensor:
-    """The matrix of an affine module in evaluation mode."""
-    module = copy.deepcopy(module).double().eval()
-    entries = math.prod(shape)
-    with torch.no_grad():
-        origin = module(torch.zeros(1, *shape, dtype=torch.float64))
-        images = module(torch.eye(entries, dtype=torch.float64).reshape(entries, *shape)) - origin
-    return images.reshape(entries, -1).T
-
-
-def spectral(matrix: Tensor) -> float:
-    return float(torch.linalg.matrix_norm(matrix, 2))
-
-
 # torch's own modules
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        nn.ReLU(),
-        nn.Hardtanh(),
-        nn.Flatten(),
-        nn.PixelUnshuffle(2),
-        nn.ZeroPad2d(2),
-        nn.MaxPool2d(2),
-        nn.MaxPool2d((2, 4), padding=1),
-        nn.Dropout(),
-    ],
-    ids=repr,
-)
+POOLS = [nn.MaxPool2d(2), nn.MaxPool2d((2, 4), padding=1)]
+MOVES = [nn.Flatten(), nn.PixelUnshuffle(2), nn.ZeroPad2d(2)]
+
+
+@pytest.mark.parametrize("module", [nn.ReLU(), nn.Hardtanh(), nn.Dropout(), *POOLS, *MOVES], ids=repr)
 def test_bound_of_these_modules_is_exactly_1(module):
     assert lipschitz_bound(module, (4, 4, 4)) == Bound(1.0, 0.0)
 
@@ -84,13 +57,6 @@ def test_max_pooling_stretches_by_the_root_of_its_overlap(options, constant):
     assert float((module(pixels) - dark).flatten(1).norm(dim=1).max()) == pytest.approx(constant, rel=1e-15)
 
 
-@pytest.mark.parametrize("kernel", [1, 2, 3, (2, 3)])
-def test_bound_of_an_average_is_its_norm(kernel):
-    module = nn.AvgPool2d(kernel)
-    exact = spectral(matrix_by_columns(module, 1, 9, 8))
-    assert exact * (1 - SVD_ERROR) <= lipschitz_bound(module, (1, 9, 8)).lipschitz <= exact * (1 + 1e-9)
-
-
 def test_a_parametrized_weight_is_bounded_as_it_is_computed():
     layer = lipflow.cpl_dense(4, 3).eval()
     before = lipschitz_bound(layer, (4,))
@@ -100,20 +66,10 @@ def test_a_parametrized_weight_is_bounded_as_it_is_computed():
     nn.utils.parametrizations.spectral_norm(linear, n_power_iterations=50)
     bound = lipschitz_bound(linear, (5,)).lipschitz
     assert bound == pytest.approx(1, abs=1e-3)
-    assert bound >= spectral(linear.weight.detach().double()) * (1 - 1e-6)
+    assert bound >= float(torch.linalg.matrix_norm(linear.weight.detach().double(), 2)) * (1 - 1e-6)
 
 
 # Chains
-
-
-def test_a_chain_tells_each_convolution_its_size():
-    torch.manual_seed(0)
-    first, last = nn.Conv2d(1, 2, 3, stride=2), nn.Conv2d(2, 3, 2)
-    chain = nn.Sequential(first, nn.AvgPool2d(2), last, nn.Flatten())
-    bound = lipschitz_bound(chain, (1, 11, 9)).lipschitz
-    assert spectral(matrix_by_columns(chain, 1, 11, 9)) <= bound * (1 + SVD_ERROR)
-    parts = lipschitz_bound(first, (1, 11, 9)).lipschitz * 0.5 * lipschitz_bound(last, (2, 2, 2)).lipschitz
-    assert bound == pytest.approx(parts, rel=1e-9)
 
 
 def declared(lipschitz: float, tolerance: float = 0.0) -> Assume:

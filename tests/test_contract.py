@@ -1,9 +1,10 @@
-"""Every layer obeys every law."""
+"""Every layer obeys every law of the contract, and bounds do not become looser."""
 
 import pytest
 import torch
 from torch import nn
 
+import lipflow
 from lipflow import Assume, testing
 from tests import contract
 
@@ -37,3 +38,34 @@ def test_a_bound_that_is_too_low_breaks_a_law(law):
     law(Assume(layer, norm * (1 + 1e-9)), (6,))
     with pytest.raises(AssertionError):
         law(Assume(layer, 0.9 * norm), (6,))
+
+
+# L, the greatest bound of a pair with the first class, and E of trained layers, as once computed.
+KNOWN = {
+    "cpl dense": (1, 1.414213563, 2.32e-14),
+    "cpl dense, relaxed": (1.534870233, 2.1706343, 2.79e-14),
+    "cpl conv, strided": (1, 1.414213563, 5.38e-13),
+    "proximal dense": (1, 1.414213563, 5.57e-12),
+    "midpoint, convex conv": (1, 1.414213563, 2.95e-06),
+    "cayley conv": (1, 1.414213563, 2.34e-13),
+    "implicit, skew conv": (0.436845976, 0.617793504, 8.12e-14),
+    "soc conv, grouped": (1.313023934, 1.856896255, 4.09e-12),
+    "bcop, few to many, even": (1, 1.414213563, 6.45e-14),
+    "spectral normalisation, strided": (1.001479637, 1.416306085, 3.44e-14),
+    "split, implicit": (1.0000019, 1.41421625, 6.66e-11),
+    "mirrored": (1, 1.414213563, 9.08e-14),
+    "householder": (1, 1.414213563, 1.60e-14),
+    "torch max pooling, overlapping": (3.000000001, 4.242640689, 1.76e-36),
+    "mirrored network": (1.196567501, 1.692201988, 8.55e-13),
+    "soc network": (3.988831322, 5.641059355, 4.98e-13),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_bounds_are_no_looser_than_known(name):
+    lipschitz, pair, rounding = KNOWN[name]
+    layer = contract.make(name, trained=True)
+    frozen = lipflow.freeze(nn.Sequential(layer, nn.Flatten()), contract.LAYERS[name].shape)
+    assert frozen.lipschitz <= lipschitz * (1 + 1e-8)
+    assert float(frozen.pair_bounds[0, :6].max()) <= pair * (1 + 1e-8)
+    assert frozen.rounding <= 1.1 * rounding

@@ -1,7 +1,7 @@
-"""The pair (L, ε) of a module: within ε of a map that is exactly L-Lipschitz.
+"""The pair (L, ε) of a module: it is within ε of a map that is exactly L-Lipschitz.
 
-A tolerance is additive and never hidden in L: two close points could be stretched without limit. The pair is about the
-program in real arithmetic; rounding is what `lipflow.freeze` counts.
+A tolerance is additive and cannot be part of L, as two close points may be separated by up to 2ε. The pair describes
+the module in real arithmetic; `lipflow.freeze` adds rounding errors.
 """
 
 import math
@@ -25,9 +25,9 @@ class Bound(NamedTuple):
 
 
 class Assume(nn.Module):
-    """A module whose bound is taken on your word: `Assume(module, bound=L)`.
+    """A module with a bound that you declare: `Assume(module, bound=L)`.
 
-    `lipschitz_bound` takes it, and `freeze` does not, as nothing is known of its rounding.
+    `lipschitz_bound` takes it; `freeze` does not, as its rounding error is unknown.
     """
 
     def __init__(self, module: nn.Module, bound: float, tolerance: float = 0.0) -> None:
@@ -54,8 +54,8 @@ class Assume(nn.Module):
 def lipschitz_bound(module: nn.Module, in_shape: Shape | None = None, domain: Domain = UNIT) -> Bound:
     """The pair (L, ε) of a module in evaluation mode, with certified norms; ε is over inputs in the box of a `domain`.
 
-    `in_shape` is the shape of one input, without the batch; networks of lipflow know their own. A module that has no
-    bound is refused by name.
+    `in_shape` is the shape of one input, without the batch; networks of lipflow know their own. For a module without a
+    bound, a LoweringError names it.
     """
     graph = lower(module, shape_for(module, in_shape))
     folded = fold(graph, norm_bound, domain)
@@ -63,7 +63,7 @@ def lipschitz_bound(module: nn.Module, in_shape: Shape | None = None, domain: Do
 
 
 def shape_for(module: nn.Module, in_shape: Shape | None) -> Shape:
-    """The shape of one input of a module: the one that is given, or its own if it knows one."""
+    """The shape of one input of a module: the given one, or its `in_shape`."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"a network is a module, such as lipflow.load(name), not {type(module).__name__}: {module!r}")
     known: Any = getattr(module, "in_shape", None)

@@ -1,11 +1,11 @@
-"""The laws that a layer obeys, to be tested with a layer of your own.
+"""The laws of layers, to test layers of your own.
 
     from lipflow.testing import check_layer
 
     def test_my_layer():
         check_layer(MyLayer(8), in_shape=(8, 6, 6))
 
-Each law is a function too. All of them work on a float64 copy in evaluation mode, at random inputs.
+Each law is also a function of its own. `check_layer` tests a float64 copy in evaluation mode, at random inputs.
 """
 
 import copy
@@ -20,19 +20,18 @@ from lipflow import certificate, check
 from lipflow.bound import lipschitz_bound
 from lipflow.certificate import certify
 from lipflow.frozen import freeze
-from lipflow.graph import Domain
 from lipflow.shapes import Shape, shape_of
 
-ROUNDING = 1e-11  # of float64 Jacobians and norms of a few hundred entries, relatively
-REACH = 20.0  # no input is longer than this
+ROUNDING = 1e-11  # relative, of float64 Jacobians and norms of a few hundred entries
+REACH = 20.0  # the greatest norm of an input
 
 
 def check_layer(layer: nn.Module, in_shape: Shape, certified: bool = True) -> None:
     """Raise an AssertionError if a layer breaks a law, and a LoweringError if it cannot be lowered.
 
-    Its Jacobians are at most as large as the bound that `lipflow.lipschitz_bound` derives, no pair of inputs is
-    stretched more, its derivatives are right, images of a batch do not mix, and memory layouts do not matter. If it is
-    to be `certified`, it can also be frozen, saved and checked, and no certified point can be attacked.
+    Its Jacobians and the stretch of pairs of inputs are at most the bound of `lipflow.lipschitz_bound`, its derivatives
+    are right, and the batch size and the memory layout change nothing. With `certified`, it can also be frozen, saved
+    and checked, and no attack succeeds within a certified radius.
     """
     shape = shape_of(in_shape)
     layer = copy.deepcopy(layer).double().eval()
@@ -51,14 +50,9 @@ def inputs(shape: Shape, count: int, seed: int = 0) -> Tensor:
     return _inside(torch.randn(count, *shape, generator=generator, dtype=torch.float64))
 
 
-def box(reach: float = REACH) -> Domain:
-    """A box that holds all inputs of norm at most `reach`."""
-    return -reach, reach
-
-
 def jacobian_within_bound(layer: nn.Module, shape: Shape) -> None:
     """The norm of the Jacobian at every point is at most L."""
-    bound = lipschitz_bound(layer, shape, box())
+    bound = lipschitz_bound(layer, shape, (-REACH, REACH))
     for x in inputs(shape, 6, seed=1):
         jacobian = torch.autograd.functional.jacobian(lambda v: layer(v[None])[0].flatten(), x)
         assert isinstance(jacobian, Tensor)
@@ -67,8 +61,8 @@ def jacobian_within_bound(layer: nn.Module, shape: Shape) -> None:
 
 
 def pairs_never_stretched(layer: nn.Module, shape: Shape) -> None:
-    """‖f(x) - f(y)‖ ≤ L‖x - y‖ + 2ε for random pairs, and for pairs that gradient ascent made as bad as it could."""
-    bound = lipschitz_bound(layer, shape, box())
+    """‖f(x) - f(y)‖ ≤ L‖x - y‖ + 2ε for random pairs, and for pairs that gradient ascent moves to stretch more."""
+    bound = lipschitz_bound(layer, shape, (-REACH, REACH))
     assert math.isfinite(bound.tolerance), f"ε is not finite: {bound}"
     x, y = inputs(shape, 8, seed=2), inputs(shape, 8, seed=3)
     for _ in range(12):
@@ -78,13 +72,14 @@ def pairs_never_stretched(layer: nn.Module, shape: Shape) -> None:
         assert bool((images <= allowed).all()), f"stretched by {float((images / apart).max())}, above {bound}"
         gx, gy = torch.autograd.grad((images / apart).sum(), (x, y))
         with torch.no_grad():
-            x, y = _inside(x + 0.5 * _unit(gx)), _inside(y + 0.5 * _unit(gy))
+            gx, gy = (g / _norms(g).clamp_min(1e-300) for g in (gx, gy))
+            x, y = _inside(x + 0.5 * gx), _inside(y + 0.5 * gy)
 
 
 def gradients_are_right(layer: nn.Module, shape: Shape, fast: bool = False) -> None:
     """Derivatives in the input and in every parameter, backward and forward, against finite differences.
 
-    Entry by entry; if `fast`, along random directions.
+    With `fast`, along random directions instead of by entry.
     """
     x = inputs(shape, 2, seed=4)
     gradcheck = partial(torch.autograd.gradcheck, check_forward_ad=True, fast_mode=fast)
@@ -100,7 +95,7 @@ def gradients_are_right(layer: nn.Module, shape: Shape, fast: bool = False) -> N
 
 
 def batches_and_layouts(layer: nn.Module, shape: Shape) -> None:
-    """float32 agrees with float64; channels-last, single inputs and empty batches change nothing but rounding."""
+    """float32 agrees with float64, channels-last inputs and batches of one agree; a batch may be empty."""
     x = inputs(shape, 3, seed=8)
     y = layer(x)
     if x.ndim == 4:
@@ -113,19 +108,19 @@ def batches_and_layouts(layer: nn.Module, shape: Shape) -> None:
 
 
 def certificates_hold(layer: nn.Module, shape: Shape) -> None:
-    """Frozen, it stretches no more than it says, the checker accepts its file, and attacks find no certified point."""
-    from lipflow.attack import pgd  # it is not needed to bound a layer
+    """Frozen, Jacobians are within L, the checker accepts the certificate, and no attack succeeds within a radius."""
+    from lipflow.attack import pgd  # not needed to bound a layer
 
     scores = nn.Sequential(layer, nn.Flatten())
     if scores(torch.zeros(1, *shape, dtype=torch.float64)).shape[1] == 1:
-        scores.append(nn.ZeroPad1d((0, 1)))  # a second class, which a certificate needs
+        scores.append(nn.ZeroPad1d((0, 1)))  # a certificate needs two classes
     frozen = freeze(scores, shape)
     x = torch.rand(3, *shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     for one in x:
         copies = one.expand(frozen.classes, *shape).clone().requires_grad_()
         rows = torch.autograd.grad(frozen(copies).diagonal().sum(), copies)[0].flatten(1)
         norm = float(torch.linalg.matrix_norm(rows, 2))
-        # What an iteration leaves unsolved counts in E and not in L, so that a Jacobian may be above L by a little.
+        # The unsolved part of an iteration counts in E and not in L, so a Jacobian may be slightly above L.
         assert norm <= frozen.lipschitz * (1 + 1e-7), f"frozen, ‖J‖ = {norm}, above L = {frozen.lipschitz}"
     found = certify(frozen, x)
     inside = found.radius.clamp(max=1e6) * (1 - 1e-9)
@@ -135,11 +130,9 @@ def certificates_hold(layer: nn.Module, shape: Shape) -> None:
         check.check(folder, full=True)
 
 
-def _unit(x: Tensor) -> Tensor:
-    norms = x.flatten(1).norm(dim=1).reshape(-1, *[1] * (x.ndim - 1))
-    return x / norms.clamp_min(1e-300)
+def _norms(x: Tensor) -> Tensor:
+    return x.flatten(1).norm(dim=1).reshape(-1, *[1] * (x.ndim - 1))
 
 
 def _inside(x: Tensor) -> Tensor:
-    norms = x.flatten(1).norm(dim=1).reshape(-1, *[1] * (x.ndim - 1))
-    return x * (REACH / norms.clamp_min(REACH))
+    return x * (REACH / _norms(x).clamp_min(REACH))

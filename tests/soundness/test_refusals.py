@@ -130,7 +130,7 @@ WITHOUT_BOUND = {
     "a quotient": (Of(lambda x: 1 / (1 + x.abs())), "__rtruediv__|quotient"),
     "a norm": (Of(lambda x: x / x.norm()), "norm"),
     "a choice by value": (Of(lambda x: x if x.sum() > 0 else -x), "sum|looks at numbers"),
-    "a mask": (Of(lambda x: torch.where(x > 0.5, x, 1 - x)), "looks at numbers|where"),
+    "a mask": (Of(lambda x: torch.where(x > 0.5, x, 1 - x)), "depends on numbers|where"),
     "rounding": (Of(torch.round), "round"),
     "numpy": (Of(lambda x: torch.from_numpy(x.numpy())), "numpy"),
     "data": (Of(lambda x: x.data * 2), "outside of what lowering sees|data"),

@@ -1,4 +1,4 @@
-"""A certified graph as plain data and tensors, and back: what a file of a frozen network holds.
+"""A certified graph as plain data and tensors, and back, for the file of a frozen network.
 
 The description is a list of primitives, whose tensors have names, and a list of vertices [primitive, *inputs].
 """
@@ -23,20 +23,25 @@ SCHEMA = 2
 
 def tensors_of(p: Primitive) -> list[tuple[str, Tensor]]:
     """Every tensor of a primitive, by name."""
-    named = []
+    named: dict[str, Tensor] = {}
     for field in dataclasses.fields(p):
         value = getattr(p, field.name)
         if isinstance(value, CertifiedOperator):
-            op = value.inner if isinstance(value, CertifiedAdjoint) else value
-            fourier = isinstance(op, CertifiedFourier)
-            named += [("real", op.real), ("imaginary", op.imaginary)] if fourier else [("weight", op.weight)]
+            named |= _weights(value)
         elif isinstance(value, Tensor):
-            named.append((field.name, value))
-    return named
+            named[field.name] = value
+    return list(named.items())
+
+
+def _weights(op: CertifiedOperator) -> dict[str, Tensor]:
+    op = op.inner if isinstance(op, CertifiedAdjoint) else op
+    if isinstance(op, CertifiedFourier):
+        return dict(real=op.real, imaginary=op.imaginary)
+    return dict(weight=op.weight)
 
 
 def describe(graph: Graph, domain: Domain) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A certified graph and its domain as plain data, and its tensors by name, each content once."""
+    """A certified graph and its domain as plain data, and its tensors by name, without duplicates."""
     tensors: dict[str, Tensor] = {}
     names: dict[int, str] = {}
     primitives: list[dict[str, Any]] = []
@@ -75,12 +80,9 @@ _OPERATORS: dict[type, str] = {DenseOperator: "matrix", ConvOperator: "convoluti
 
 def _plain(value: Any, name: Callable[[Tensor], str]) -> Any:
     if isinstance(value, CertifiedOperator):
-        adjoint = isinstance(value, CertifiedAdjoint)
-        op = value.inner if adjoint else value
-        held = dict(kind=_OPERATORS[type(op.op)], geometry=op.geometry, adjoint=adjoint)
-        if isinstance(op, CertifiedFourier):
-            return dict(held, real=name(op.real), imaginary=name(op.imaginary))
-        return dict(held, weight=name(op.weight))
+        plain = dict(kind=_OPERATORS[type(value.op)], geometry=value.op.geometry)
+        weights = {key: name(t) for key, t in _weights(value).items()}
+        return dict(plain, adjoint=isinstance(value, CertifiedAdjoint), **weights)
     if isinstance(value, Tensor):
         return name(value)
     if isinstance(value, Nonlinearity):
@@ -89,7 +91,7 @@ def _plain(value: Any, name: Callable[[Tensor], str]) -> Any:
 
 
 def restored(description: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Graph, Domain]:
-    """The inverse of `describe`. Every norm is bounded anew."""
+    """The inverse of `describe`. Every norm is bounded again."""
     primitives = [_primitive(i, entry, tensors) for i, entry in enumerate(description["primitives"])]
     vertices: list[Vertex] = []
     for i, ((which, *inputs), name) in enumerate(zip(description["vertices"], description["names"], strict=True)):

@@ -9,7 +9,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -52,19 +52,18 @@ def lower(module: nn.Module, in_shape: Shape, live: bool = False) -> Graph:
             return _lowered(module, shape, dtype, {})[0]
         twin, failure = float64_copy(module), None
         if twin is not None:
+            default = torch.get_default_dtype()
             try:
-                with _default_dtype(torch.float64):
-                    return _probed(twin, shape, torch.float64)
-            except LoweringError:
-                raise
+                torch.set_default_dtype(torch.float64)
+                return _probed(twin, shape, torch.float64)
             except RuntimeError as error:
                 if "TorchScript" in str(error):  # the interpreter raises it in place of a LoweringError
                     raise LoweringError("TorchScript cannot be lowered; lower the module before scripting it") from None
                 failure = error  # such as a module that computes in float32
+            finally:
+                torch.set_default_dtype(default)
         try:
             graph = _probed(module, shape, dtype)
-        except LoweringError:
-            raise
         except RuntimeError as error:
             raise failure or error from None
     name = str(dtype).removeprefix("torch.")
@@ -245,13 +244,3 @@ def _is_users(frame: FrameType) -> bool:
 def _dtype_of(module: nn.Module) -> torch.dtype:
     tensors = (*module.parameters(), *module.buffers())
     return next((t.dtype for t in tensors if t.is_floating_point()), torch.get_default_dtype())
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

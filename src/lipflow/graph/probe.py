@@ -65,7 +65,7 @@ def require_close(
         shapes = f"{tuple(theirs.shape)}, lowered ({images}, {str(tuple(ours.shape[1:]))[1:]}"
         raise LoweringError(f"{label} returns another shape than it was lowered to, for {images} images: {shapes}")
     if not bool(torch.isfinite(theirs).all()):
-        raise LoweringError(f"{label} gives NaN or infinite numbers on random images")
+        raise LoweringError(f"{label} gives numbers that are not finite on random images")
     length, apart = float(theirs.double().norm()), float((theirs.double() - ours).norm())
     close, rounded = TOLERANCES_FLOAT64 if dtype == torch.float64 else TOLERANCES_FLOAT32
     if not apart <= close * length + rounded * largest:

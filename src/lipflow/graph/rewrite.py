@@ -6,7 +6,6 @@ A frozen network is defined by the numbers it stores, so this rounding is not an
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,12 +55,15 @@ def join_padding(builder: Builder, v: Vertex) -> Vertex | None:
     index = gather.index
     for mode, (rows, columns) in (("zeros", _inside(index)), ("circular", _period(index))):
         core = index[:, rows, columns]
-        if core.shape == index.shape or _repeats(core):
+        taken = core[core >= 0]
+        if core.shape == index.shape or len(taken.unique()) < len(taken):
             continue
         sides = [(s.start, n - s.stop) for s, n in zip((rows, columns), index.shape[1:], strict=True)]
-        geometry = dict(op.geometry, in_size=tuple(core.shape[1:]), padding=tuple(sides), padding_mode=mode)
+        size, steps = (core.shape[1], core.shape[2]), [(a.stride, a.dilation) for a in (op.rows, op.columns)]
+        stride, dilation = zip(*steps, strict=True)
+        padded = ConvOperator(op.kernel, size, (sides[0], sides[1]), mode, stride, dilation, op.groups)
         source = builder.gather(core, inner.inputs, inner.name)
-        return builder.vertex(Affine(_convolution(op.kernel, geometry), p.bias), source, name=v.name)
+        return builder.vertex(Affine(padded, p.bias), source, name=v.name)
     return None
 
 
@@ -80,16 +82,6 @@ def _period(index: Tensor) -> tuple[slice, slice]:
     rows = next(n for n in range(1, height + 1) if torch.equal(index[:, n:], index[:, : height - n]))
     columns = next(n for n in range(1, width + 1) if torch.equal(index[..., n:], index[..., : width - n]))
     return slice(0, rows), slice(0, columns)
-
-
-def _repeats(index: Tensor) -> bool:
-    taken = index[index >= 0]
-    return len(taken.unique()) < len(taken)
-
-
-def _convolution(kernel: Tensor, geometry: dict[str, Any]) -> ConvOperator:
-    pairs: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in geometry.items()}
-    return ConvOperator(kernel, **pairs)
 
 
 # Scales and shifts beside a matrix or convolution
@@ -290,11 +282,7 @@ def adjoint_ratios(back: LinearOperator, op: LinearOperator) -> Tensor | None:
         return None
     if isinstance(op, DenseOperator) and isinstance(back, DenseOperator):
         theirs = back.weight.T
-    elif (
-        isinstance(op, ConvOperator)
-        and isinstance(back, Adjoint)
-        and dict(back.geometry, adjoint=0) == dict(op.geometry, adjoint=0)
-    ):
+    elif isinstance(op, ConvOperator) and isinstance(back, Adjoint) and back.op.geometry == op.geometry:
         theirs = back.weight
     elif isinstance(op, ConvOperator) and isinstance(back, ConvOperator) and _is_turned(back, op):
         theirs = back.turned

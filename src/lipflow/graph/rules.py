@@ -1,7 +1,7 @@
-"""Rules: what functions of torch do to nodes. The table of functions is in table.py.
+"""Rules: functions of torch on nodes. The table of functions is in table.py.
 
-A rule has the parameter names and defaults of its function, and is called as rule(*args, **kwargs): an argument that it
-does not name is refused. All functions that only move numbers have one rule (address.py).
+A rule has the parameter names and defaults of its function; arguments that it does not name are refused. All functions
+that only move numbers share one rule (address.py).
 """
 
 import math
@@ -56,17 +56,20 @@ def div(input: Any, other: Any) -> Any:
 def combine(a: Any, first: float, b: Any, second: float) -> Any:
     """first·a + second·b of nodes and constants."""
     node = a if isinstance(a, Node) else b
-    shapes = [t.shape if isinstance(t, Tensor) else torch.Size() for t in (a, b)]
-    shape = torch.broadcast_shapes(*shapes)
+    shape = broadcast(a, b)
     a, b = (expanded(t, shape) if isinstance(t, Node) else constant(t, shape, node) for t in (a, b))
-    nodes = [(first, a), (second, b)]
-    terms = [(c, t) for c, t in nodes if isinstance(t, Node)]
+    terms = [(c, t) for c, t in ((first, a), (second, b)) if isinstance(t, Node)]
     return Sum([c for c, _ in terms])(*(t for _, t in terms))
+
+
+def broadcast(*values: Any) -> torch.Size:
+    """The common shape of tensors and numbers."""
+    return torch.broadcast_shapes(*(t.shape if isinstance(t, Tensor) else () for t in values))
 
 
 def scaled(node: Node, factor: Any) -> Any:
     """A node times a constant: by one number, by channel, or by entry."""
-    shape = torch.broadcast_shapes(node.shape, factor.shape if isinstance(factor, Tensor) else ())
+    shape = broadcast(node, factor)
     node, value = expanded(node, shape), constant_value(factor, shape)
     by_channel = value.reshape(len(value), -1) if value.ndim else value.reshape(1, 1)
     if bool((value == by_channel[0, 0]).all()):
@@ -77,22 +80,20 @@ def scaled(node: Node, factor: Any) -> Any:
 
 
 def expanded(node: Node, shape: torch.Size) -> Any:
-    """A node repeated as broadcasting does."""
-    if node.shape == shape:
-        return node
-    if len(shape) < 1 or shape[0] != IMAGES:
+    """A node broadcast to a shape."""
+    if shape[0] != IMAGES:
         raise LoweringError("it mixes the images of a batch")
-    return node.expand(shape)
+    return node if node.shape == shape else node.expand(shape)
 
 
 def constant(value: Any, shape: torch.Size, node: Node) -> Node | None:
-    """A constant as a node; none if it is zero everywhere."""
+    """The node of a constant; None if it is zero everywhere."""
     number = constant_value(value, shape)
     return Node.of(node.builder.constant(number), node.builder) if bool(number.any()) else None
 
 
 def constant_value(value: Any, shape: torch.Size) -> Tensor:
-    """One image of a constant, which is the same for all images and finite."""
+    """One image of a constant, which must be finite and the same for all images."""
     if not isinstance(value, Tensor | int | float):
         raise LoweringError(f"it takes a tensor or a number, not {type(value).__name__}")
     if isinstance(value, Tensor) and (value.is_complex() or value.dtype == torch.bool):
@@ -113,8 +114,8 @@ def linear(input: Node, weight: Tensor, bias: Tensor | None = None) -> Any:
     if input.ndim != 2:
         shape = f"(batch, {', '.join(map(str, input.shape[1:]))})"
         raise LoweringError(
-            f"a matrix takes (batch, features) here, not {shape}; flatten first, or write one matrix at many places as "
-            "a 1×1 convolution"
+            f"a matrix takes (batch, features), not {shape}; flatten first, or use a 1×1 convolution to apply one "
+            "matrix at many positions"
         )
     return Affine(DenseOperator(weight.detach()), detached(bias))(input)
 
@@ -156,18 +157,11 @@ def conv_transpose2d(
 ) -> Any:
     require_constant(weight, bias)
     require_images(input)
-    axes = zip(
-        input.shape[2:],
-        weight.shape[2:],
-        pair(stride),
-        pair(padding),
-        pair(output_padding),
-        pair(dilation),
-        strict=True,
-    )
+    options = map(pair, (stride, padding, output_padding, dilation))
+    axes = zip(input.shape[2:], weight.shape[2:], *options, strict=True)
     size = [(n - 1) * s - 2 * p + d * (k - 1) + o + 1 for n, k, s, p, o, d in axes]
     if min(size) < 1:
-        raise LoweringError(f"its output would have a size of {size}")
+        raise LoweringError(f"its output would have size {size}")
     op = ConvOperator(weight.detach(), (size[0], size[1]), pair(padding), "zeros", pair(stride), pair(dilation), groups)
     return Affine(Adjoint(op), detached(bias))(input)
 
@@ -190,9 +184,7 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Any:
     if training or running_mean is None or running_var is None:
-        raise LoweringError(
-            "it divides by the deviation of its batch; in evaluation, with running statistics, it does not"
-        )
+        raise LoweringError("it divides by the deviation of its batch; use running statistics, in evaluation mode")
     require_constant(running_mean, running_var, weight, bias)
     scale = (running_var.detach().double() + eps).rsqrt()
     scale = scale if weight is None else scale * weight.detach().double()
@@ -204,7 +196,7 @@ def batch_norm(
 
 def dropout(input: Node, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     if training:
-        raise LoweringError("it is random in training; in evaluation it is the identity")
+        raise LoweringError("it is random in training; use it in evaluation mode")
     return input
 
 
@@ -222,9 +214,9 @@ def avg_pool2d(
 ) -> Any:
     require_images(input)
     window, sides = pair(kernel_size), pair(padding)
-    steps = window if stride is None or stride in ((), []) else pair(stride)
+    steps = pair(stride) if stride else window
     if ceil_mode:
-        raise LoweringError("average pooling has a bound without ceil_mode only")
+        raise LoweringError("average pooling has a bound only without ceil_mode")
     if not count_include_pad and sides != (0, 0) and divisor_override is None:
         raise LoweringError("average pooling has a bound only if its padding is counted")
     divisor = float(divisor_override or math.prod(window))
@@ -240,14 +232,14 @@ def adaptive_avg_pool2d(input: Node, output_size: Any) -> Any:
     given = output_size if isinstance(output_size, tuple | list) else (output_size, output_size)
     sizes = [n if out is None else out for n, out in zip(input.shape[2:], given, strict=True)]
     if any(n % out for n, out in zip(input.shape[2:], sizes, strict=True)):
-        raise LoweringError(f"windows of {tuple(sizes)} from {tuple(input.shape[2:])} overlap; take sizes that divide")
+        raise LoweringError(f"windows from {tuple(input.shape[2:])} to {tuple(sizes)} overlap; take sizes that divide")
     return avg_pool2d(input, [n // out for n, out in zip(input.shape[2:], sizes, strict=True)])
 
 
 def mean(input: Node, dim: Any = None, keepdim: bool = False) -> Any:
     dims = sorted(d % input.ndim for d in ([dim] if isinstance(dim, int) else dim or []))
     if input.ndim != 4 or dims != [2, 3]:
-        raise LoweringError(f"a mean over the pixels of images is known, dim=(2, 3) of four, and not dim={dim}")
+        raise LoweringError(f"a mean has a rule over the pixels of images only, dim=(2, 3), and not dim={dim}")
     pooled = avg_pool2d(input, list(input.shape[2:]))
     return pooled if keepdim else pooled.flatten(1)
 
@@ -263,9 +255,8 @@ def max_pool2d(
 ) -> Any:
     require_images(input)
     if ceil_mode or return_indices:
-        raise LoweringError("max pooling has a bound without ceil_mode and return_indices only")
-    steps = kernel_size if stride is None or stride in ((), []) else stride
-    return MaxPool(pair(kernel_size), pair(steps), pair(padding), pair(dilation))(input)
+        raise LoweringError("max pooling has a bound only without ceil_mode and return_indices")
+    return MaxPool(pair(kernel_size), pair(stride or kernel_size), pair(padding), pair(dilation))(input)
 
 
 # Activations
@@ -277,7 +268,7 @@ def relu(input: Node, inplace: bool = False) -> Any:
 
 def hardtanh(input: Node, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Any:
     if (min_val, max_val) != (-1.0, 1.0):
-        raise LoweringError(f"hardtanh is known between -1 and 1, and not between {min_val} and {max_val}")
+        raise LoweringError(f"hardtanh has a rule between -1 and 1, and not between {min_val} and {max_val}")
     return _maybe_in_place(Pointwise("hardtanh")(input), input, inplace)
 
 
@@ -285,16 +276,8 @@ def absolute(input: Node) -> Any:
     return Pointwise("abs")(input)
 
 
-def maximum(input: Any, other: Any) -> Any:
-    return _halves(input, other)[0]
-
-
-def minimum(input: Any, other: Any) -> Any:
-    return _halves(input, other)[1]
-
-
 class Sorted(NamedTuple):
-    """What `sort` returns; where the entries were is not known."""
+    """What `sort` returns; the indices are unknown."""
 
     values: Node
     indices: None = None
@@ -310,14 +293,12 @@ def sort(input: Node, dim: int = -1, descending: bool = False, stable: bool = Fa
     return Sorted((result if descending else result.flip(1)).movedim(1, axis))
 
 
-def _halves(a: Any, b: Any) -> Any:
+def maximum_minimum(a: Any, b: Any) -> tuple[Node, Node]:
     """max(a, b) and min(a, b), as the halves of one sort of pairs."""
+    shape = broadcast(a, b)
     if not (isinstance(a, Node) and isinstance(b, Node)):
-        node, other = (a, b) if isinstance(a, Node) else (b, a)
-        shape = torch.broadcast_shapes(node.shape, other.shape if isinstance(other, Tensor) else ())
-        value = constant_value(other, shape)
-        a, b = node, Node.of(node.builder.constant(value), node.builder)
-    shape = torch.broadcast_shapes(a.shape, b.shape)
+        a, other = (a, b) if isinstance(a, Node) else (b, a)
+        b = Node.of(a.builder.constant(constant_value(other, shape)), a.builder)
     first, second = GroupSort(2)(torch.cat([expanded(a, shape), expanded(b, shape)], 1)).chunk(2, 1)
     return first, second
 
@@ -329,7 +310,7 @@ def _maybe_in_place(result: Node, input: Node, inplace: bool) -> Any:
     return result
 
 
-# Questions that have an answer without numbers
+# Properties that do not depend on the numbers
 
 
 def size(input: Node, dim: int | None = None) -> Any:
@@ -347,7 +328,7 @@ def to(input: Node, *args: Any, **kwargs: Any) -> Any:
     for value in (*args, *kwargs.values()):
         value = value.dtype if isinstance(value, Tensor) and not isinstance(value, Node) else value
         if isinstance(value, torch.dtype) and value not in (torch.float32, torch.float64):
-            raise LoweringError(f"float32 and float64 are known, and not {value}")
+            raise LoweringError(f"it has a rule for float32 and float64, and not for {value}")
     return input
 
 
@@ -360,7 +341,7 @@ def copy(input: Node, *args: Any, **kwargs: Any) -> Any:
 
 
 def as_plain(value: Any) -> Any:
-    """A plain tensor of the shape and type of a node; anything else as it is."""
+    """A plain tensor of the shape and type of a node; other values unchanged."""
     return torch.zeros(size(value), dtype=value.builder.dtype) if isinstance(value, Node) else value
 
 
@@ -368,10 +349,8 @@ def as_plain(value: Any) -> Any:
 
 
 def pair(value: Any) -> tuple[int, int]:
-    """A number, or one number, or two, as two."""
-    if isinstance(value, int):
-        return value, value
-    numbers = tuple(int(n) for n in value)
+    """A number, or a sequence of one or two, as a pair."""
+    numbers = (value,) if isinstance(value, int) else tuple(map(int, value))
     if len(numbers) not in (1, 2):
         raise LoweringError(f"it takes a number or a pair, not {value!r}")
     return numbers[0], numbers[-1]
@@ -385,7 +364,7 @@ def detached(t: Tensor | None) -> Tensor | None:
 
 def require_constant(*tensors: Tensor | None) -> None:
     if any(isinstance(t, Node) for t in tensors):
-        raise LoweringError("its weights depend on the input, so that it has no Lipschitz bound")
+        raise LoweringError("its weights depend on the input, so it has no Lipschitz bound")
 
 
 def require_images(x: Node) -> None:

@@ -1,4 +1,4 @@
-"""Which functions of torch have which rule."""
+"""The table of functions of torch and their rules."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -14,7 +14,7 @@ from lipflow.operators.multiplier import multiply
 
 
 def functions(*names: str) -> Iterator[Any]:
-    """The functions of these names: of torch, of tensors, and of torch.nn.functional."""
+    """The functions of these names in torch, torch.Tensor and torch.nn.functional."""
     for name in names:
         found = [getattr(owner, name) for owner in (torch, Tensor, F) if hasattr(owner, name)]
         if not found:
@@ -23,7 +23,7 @@ def functions(*names: str) -> Iterator[Any]:
 
 
 def getter(name: str) -> Any:
-    """What is called for an attribute of a tensor."""
+    """The function that gets an attribute of a tensor."""
     return getattr(Tensor, name).__get__
 
 
@@ -56,8 +56,8 @@ RULES: dict[Any, Rule] = _table(
         (rules.relu, functions("relu")),
         (rules.hardtanh, [F.hardtanh]),
         (rules.absolute, functions("abs", "absolute")),
-        (rules.maximum, functions("maximum", "fmax")),
-        (rules.minimum, functions("minimum", "fmin")),
+        (lambda input, other: rules.maximum_minimum(input, other)[0], functions("maximum", "fmax")),
+        (lambda input, other: rules.maximum_minimum(input, other)[1], functions("minimum", "fmin")),
         (rules.sort, functions("sort")),
         (size, [Tensor.size, getter("shape")]),
         (rules.stride, [Tensor.stride]),
@@ -73,17 +73,12 @@ RULES: dict[Any, Rule] = _table(
         (lambda input: input.builder.dtype, [getter("dtype")]),
         (lambda input: torch.device("cpu"), [getter("device")]),
         (lambda input: torch.strided, [getter("layout")]),
-        (
-            lambda input: False,
-            [
-                getter(name)
-                for name in ("requires_grad", "is_cuda", "is_meta", "is_sparse", "is_quantized", "is_nested")
-            ],
-        ),
+        (lambda input: False, map(getter, ("requires_grad", "is_cuda", "is_meta", "is_sparse", "is_quantized"))),
+        (lambda input: False, [getter("is_nested")]),
     ]
 )
 
-# In-place functions, by the function that computes the same out of place.
+# In-place functions, with the rule of the same function out of place.
 IN_PLACE: dict[Any, Rule] = _table(
     [
         (rules.add, [Tensor.add_, Tensor.__iadd__]),
@@ -97,7 +92,7 @@ IN_PLACE: dict[Any, Rule] = _table(
     ]
 )
 
-# Functions that make a new tensor of the shape or type of another one.
+# Functions that make a new tensor with the shape or type of another one.
 FACTORIES: set[Any] = {
     *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full, Tensor.new_tensor),
     *(torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like),
@@ -122,55 +117,29 @@ COPIES: set[Any] = {
     *(Tensor.repeat, F.pad, F.unfold, F.interpolate, F.upsample),
 }
 
-# What to do in the place of functions that have no bound.
-INSTEAD: dict[Any, str] = {
-    **dict.fromkeys(
-        (F.layer_norm, torch.layer_norm, F.group_norm, torch.group_norm, F.instance_norm, torch.instance_norm),
-        "it divides by the deviation of its input, so that it has no Lipschitz bound; use BatchNorm, or leave it out",
+# What to use instead of functions without a rule: their names, by the message.
+_INSTEAD = {
+    "it divides by the deviation of its input, so it has no Lipschitz bound; use BatchNorm, or leave it out": (
+        "layer_norm group_norm instance_norm"
     ),
-    **dict.fromkeys(
-        [*functions("softmax", "log_softmax")],
-        "leave it out, as labels, losses and certificates are of scores, not probabilities",
+    "leave it out, as labels, losses and certificates use scores, not probabilities": "softmax log_softmax",
+    "it has no rule, as its rounding error is unknown; use torch.relu or lipflow.blocks.MaxMin, or declare a bound for "
+    "lipschitz_bound with lipflow.Assume(module, bound=...)": (
+        "gelu silu elu selu celu mish hardswish softplus tanh sigmoid"
     ),
-    **dict.fromkeys(
-        [F.gelu, F.silu, F.elu, F.selu, F.celu, F.mish, F.hardswish, F.softplus, *functions("tanh", "sigmoid")],
-        "it has no rule, as no bound of its rounding is known; use torch.relu or lipflow.blocks.MaxMin, "
-        "or lipflow.Assume(module, bound=...) for lipschitz_bound alone",
+    "it has no rule; for a slope of at most 1 use torch.maximum(x, slope * x)": "leaky_relu prelu",
+    "it has no rule; use torch.minimum(torch.maximum(x, low), high) with tensors": "relu6 clamp clip",
+    "it has no rule; to pool use avg_pool2d, max_pool2d or mean((2, 3)), and let conditions depend on shapes only, as "
+    "numbers are unknown while a network is lowered": "sum max min amax amin all any argmax isnan isfinite",
+    "it has no Lipschitz bound on the whole space; lipflow.Assume(module, bound=...) declares one that you know": (
+        "normalize pow exp log sqrt rsqrt reciprocal norm __pow__"
     ),
-    **dict.fromkeys(
-        [F.leaky_relu, *functions("prelu")],
-        "it has no rule yet; for a slope of at most 1 it is torch.maximum(x, slope * x)",
+    "it depends on numbers, which are unknown while a network is lowered; use shapes only": (
+        "gt lt ge le eq ne __eq__ __ne__ __gt__ __lt__ __ge__ __le__ __bool__ item __float__ __int__"
     ),
-    **dict.fromkeys(
-        [F.relu6, *functions("clamp", "clip")],
-        "it has no rule yet; write torch.minimum(torch.maximum(x, low), high) with tensors",
-    ),
-    **dict.fromkeys(
-        [*functions("sum", "max", "min", "amax", "amin", "all", "any", "argmax", "isnan", "isfinite")],
-        "it has no rule; to pool use avg_pool2d, max_pool2d or mean((2, 3)), and a decision can look at shapes only, "
-        "as numbers are not known while a network is lowered",
-    ),
-    **dict.fromkeys(
-        [F.normalize, *functions("pow", "exp", "log", "sqrt", "rsqrt", "reciprocal", "norm"), Tensor.__pow__],
-        "it has no Lipschitz bound on the whole space; lipflow.Assume(module, bound=...) takes one that you know",
-    ),
-    **dict.fromkeys(
-        [
-            *functions("gt", "lt", "ge", "le", "eq", "ne"),
-            *(Tensor.__eq__, Tensor.__ne__, Tensor.__gt__, Tensor.__lt__, Tensor.__ge__, Tensor.__le__),
-            Tensor.__bool__,
-            Tensor.item,
-            Tensor.__float__,
-            Tensor.__int__,
-        ],
-        "it looks at numbers, which are not known while a network is lowered; look at shapes only",
-    ),
-    **dict.fromkeys(
-        [Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__deepcopy__],
-        "it takes the numbers out of torch, where nothing can be said of them; use functions of torch",
-    ),
-    **dict.fromkeys(
-        [F.scaled_dot_product_attention, F.multi_head_attention_forward],
-        "attention multiplies values that depend on the input, so that it has no Lipschitz bound",
+    "it converts to numbers outside of torch; use functions of torch": "numpy tolist __array__ __deepcopy__",
+    "attention multiplies values that depend on the input, so it has no Lipschitz bound": (
+        "scaled_dot_product_attention multi_head_attention_forward"
     ),
 }
+INSTEAD: dict[Any, str] = {f: message for message, names in _INSTEAD.items() for f in functions(*names.split())}

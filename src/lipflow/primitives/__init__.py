@@ -1,4 +1,4 @@
-"""Primitive operations: what a network is lowered to. One description of each, and a twin in `lipflow.check`."""
+"""Primitive operations, to which networks are lowered. Each has a twin in `lipflow.check`."""
 
 from lipflow.primitives.activation import GroupSort, Householder, Pointwise
 from lipflow.primitives.declared import Declared
@@ -9,7 +9,7 @@ from lipflow.primitives.primitive import Certify, Norm, Primitive
 from lipflow.primitives.rearrange import Constant, Gather, Input, MaxPool
 from lipflow.primitives.series import TruncatedExponential
 
-# What a file may hold.
+# The primitives that a file may contain, by kind.
 KINDS: dict[str, type[Primitive]] = {
     p.kind: p
     for p in (

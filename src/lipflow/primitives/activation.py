@@ -1,4 +1,4 @@
-"""Activations as primitives: entry by entry, by groups of channels, by pairs."""
+"""Activations as primitives: by entry, by group of channels, by pair of channels."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "abs": t
 
 @dataclass(frozen=True, eq=False)
 class Pointwise(Primitive):
-    """relu, abs or hardtanh, entry by entry: exact."""
+    """relu, abs or hardtanh of each entry, exact in floating point."""
 
     kind = "pointwise"
     name: str
@@ -37,7 +37,7 @@ class Pointwise(Primitive):
 
 @dataclass(frozen=True, eq=False)
 class GroupSort(Primitive):
-    """Sort the entries i, i + C/g, … of the first axis in each group, greatest first: exact."""
+    """Sort each group of the entries i, i + C/g, … of the first axis, greatest first. Exact in floating point."""
 
     kind = "group_sort"
     group: int
@@ -60,7 +60,7 @@ class GroupSort(Primitive):
 
 @dataclass(frozen=True, eq=False)
 class Householder(Primitive):
-    """x - 2v·relu(v·x) on the pairs (i, i + C/2), with stored v = (-sine, cosine). L = max(1, 2‖v‖² - 1)."""
+    """x - 2v·relu(v·x) on the pairs (i, i + C/2), with the stored v = (-sine, cosine). L = max(1, 2‖v‖² - 1)."""
 
     kind = "householder"
     reason = "2‖v‖² - 1 of the stored directions"
@@ -84,7 +84,7 @@ class Householder(Primitive):
 
     @cached_property
     def square(self) -> Fraction:
-        """‖v‖², the greatest over the pairs."""
+        """The greatest ‖v‖² of the pairs."""
         pairs = zip(self.sine.tolist(), self.cosine.tolist(), strict=True)
         return max(Fraction(s) ** 2 + Fraction(c) ** 2 for s, c in pairs)
 
@@ -92,7 +92,7 @@ class Householder(Primitive):
         return max(Fraction(1), 2 * self.square - 1) * distances[0]
 
     def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
-        """v·x rounds by γ₂‖v‖‖x‖; its product with v and the last sum by 3 more, of at most (1 + 2‖v‖²)‖x‖."""
+        """v·x rounds by γ₂‖v‖‖x‖. Its product with v and the sum round 3 more times, of at most (1 + 2‖v‖²)‖x‖."""
         size = (1 + 2 * self.square) * reaches[0]
         underflow = 8 * entries * TINY * (1 + 2 * self.square)
         return in_range((gamma(2) * 2 * self.square + gamma(4)) * size + underflow)

@@ -15,14 +15,10 @@ Constant = Callable[[Norm], float]
 Allowance = Callable[[Norm, float], float]
 
 
-def no_allowance(norm: Norm, reach: float) -> float:
-    return 0.0
-
-
 def declared(
-    x: Node, name: str, function: Callable[[Tensor], Tensor], constant: Constant, allowance: Allowance = no_allowance
+    x: Node, name: str, function: Callable[[Tensor], Tensor], constant: Constant, allowance: Allowance | None = None
 ) -> Node:
-    """The node of a function whose constant is declared; the function computes in the type of the network."""
+    """The node of a function with a declared constant; the function computes in the dtype of the network."""
     dtype = x.dtype
     return Declared(name, lambda t: function(t.to(dtype)).to(t.dtype), constant, allowance)(x)
 
@@ -31,8 +27,8 @@ def declared(
 class Declared(Primitive):
     """A function, a bound on its Lipschitz constant, and how far it may be from a map with that constant.
 
-    Both may depend on the norms of operators, and the second one on a bound of ‖x‖. `lipflow.lipschitz_bound` takes it,
-    and `freeze` refuses it by name, as the rounding of the function is not known.
+    Both may depend on the norms of operators, and the latter on a bound on ‖x‖. `lipflow.lipschitz_bound` takes it;
+    `freeze` refuses it, as the rounding error of the function is unknown.
     """
 
     kind = "declared"
@@ -40,7 +36,7 @@ class Declared(Primitive):
     name: str
     function: Callable[[Tensor], Tensor]
     constant: Constant
-    allowance: Allowance = no_allowance
+    allowance: Allowance | None = None
 
     def out_shape(self, *shapes: Shape) -> Shape:
         (shape,) = shapes
@@ -53,7 +49,7 @@ class Declared(Primitive):
         return Fraction(self.constant(norm)) * distances[0]
 
     def tolerance(self, norm: Norm, *reaches: float) -> float:
-        return self.allowance(norm, reaches[0])
+        return 0.0 if self.allowance is None else self.allowance(norm, reaches[0])
 
     def certified(self, certify: Certify) -> Primitive:
         raise ValueError(

@@ -16,13 +16,13 @@ from lipflow.primitives.primitive import Certify, Norm, Primitive, float64, requ
 from lipflow.rounding import TINY, U, down, gamma, in_range, mul_up, norm_up, sqrt_up, up
 from lipflow.shapes import Shape
 
-UNSOLVED = 2.0**-26  # an implicit step is solved until at most this part of ‖x - z*‖ is left
-MOST_STEPS = 10_000  # a layer that needs more is too stiff to run, and refused by both programs
+UNSOLVED = 2.0**-26  # an implicit step is solved until at most this fraction of ‖x - z*‖ is left
+MOST_STEPS = 10_000  # stiffer layers, which need more steps, are refused here and in lipflow.check
 
 
 @dataclass(frozen=True, eq=False)
 class Convex(Primitive):
-    """A step through -∇f with ∇f(x) = Wᵀσ(Wx + b). f is convex and ℓ-smooth, ℓ = s‖W‖², as σ has slopes in [0, s]."""
+    """A step of -∇f with ∇f(x) = Wᵀσ(Wx + b). f is convex and ℓ-smooth, ℓ = s‖W‖², as σ has slopes in [0, s]."""
 
     op: LinearOperator
     bias: Tensor | None
@@ -49,7 +49,7 @@ class Convex(Primitive):
     def gradient_error(self, reach: Fraction) -> tuple[Fraction, Fraction]:
         """(the error of the computed gradient, its norm) for ‖x‖ ≤ reach and an exact σ.
 
-        The error e of Wx + b passes σ, with slopes of at most 1, and Wᵀ, whose own rounding joins it.
+        The error e of Wx + b passes through σ, of slope at most 1, and through Wᵀ, which adds its rounding.
         """
         assert isinstance(self.op, CertifiedOperator)
         norm, e = Fraction(self.op.norm), affine_error(self.op, self.bias, reach)
@@ -61,7 +61,7 @@ class Convex(Primitive):
         """σ, if it does not round."""
         name = name_of(self.sigma)
         if name not in EXACT:
-            raise ValueError(f"σ = {name} rounds in ways that no bound here covers; relu and hardtanh are exact")
+            raise ValueError(f"σ = {name} rounds, and its rounding error is unknown; relu and hardtanh are exact")
         return NONLINEARITIES[name]
 
 
@@ -69,7 +69,7 @@ class Convex(Primitive):
 class Descent(Convex):
     """x - h∇f(x), the Convex Potential Layer if h = 2/ℓ. L = max(1, hℓ - 1): I - h∇²f has eigenvalues in [1 - hℓ, 1].
 
-    If it `follows`, h was made of an estimate of ‖W‖, and freezing takes 2/ℓ with the certified norm.
+    If it `follows` the norm, h comes from an estimate of ‖W‖, and freezing replaces it by 2/ℓ with the certified norm.
     """
 
     kind = "descent"
@@ -113,7 +113,7 @@ class Descent(Convex):
 
 
 def step_size(norm: float) -> float:
-    """The greatest float64 h with h·norm² ≤ 2; a map of norm 0, or too small or too large for one, does not move: 0."""
+    """The greatest float64 h with h·norm² ≤ 2; 0 if the norm is 0, or so small or large that h is out of range."""
     if norm == 0:
         return 0.0
     h = Fraction(2) / Fraction(norm) ** 2
@@ -122,10 +122,10 @@ def step_size(norm: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class LiveProximal(Convex):
-    """z + h∇f(z) = x as training solves it, up to a part `unsolved` of ‖x - z*‖; or the reflection 2z - x. L = 1.
+    """z + h∇f(z) = x as in training, up to a fraction `unsolved` of ‖x - z*‖; or the reflection 2z - x. L = 1.
 
-    As I + h∇f is 1-strongly monotone, `‖x - z*‖ = h‖∇f(z*)‖ ≤ h‖∇f(x)‖`. The solver was run for `planned` = hℓ: where
-    hℓ is larger, its rate is not known.
+    As I + h∇f is 1-strongly monotone, ‖x - z*‖ = h‖∇f(z*)‖ ≤ h‖∇f(x)‖. The number of iterations was chosen for hℓ =
+    `planned`; for larger hℓ their rate is unknown.
     """
 
     kind = "proximal, live"
@@ -155,7 +155,7 @@ class LiveProximal(Convex):
         return w * linear
 
     def certified(self, certify: Certify) -> Primitive:
-        """Gradient steps of τ = 2/(2 + hℓ), rounded down, until at most UNSOLVED of ‖x - z*‖ is left."""
+        """Gradient steps of size τ = 2/(2 + hℓ), rounded down, until at most UNSOLVED of ‖x - z*‖ is left."""
         sigma, op = self.exact_sigma(), certify(self.op)
         tau = down(2 / (2 + Fraction(self.h) * Fraction(op.norm) ** 2))
         iterations = max(1, math.ceil(math.log(UNSOLVED) / math.log1p(-tau))) if tau < 1 else 1
@@ -170,9 +170,9 @@ class LiveProximal(Convex):
 class Proximal(Convex):
     """z + h∇f(z) = x by n gradient steps of size τ from z = x; or its reflection 2z - x.
 
-    With τ(2 + hℓ) ≤ 2, a step contracts in z by ρ = 1 - τ and moves by τ with x, so that after any number of them z has
-    the constant ρⁿ + τ(1 + ρ + … + ρⁿ⁻¹) = 1: a proximal layer cut short is still exactly 1-Lipschitz. Its reflection
-    is so up to what is left unsolved, 2ρⁿ‖x - z*‖ ≤ 2ρⁿ·h‖∇f(x)‖, which counts as an error.
+    With τ(2 + hℓ) ≤ 2, a step is (1 - τ)-Lipschitz in z and τ-Lipschitz in x. With ρ = 1 - τ, z after n steps has the
+    constant ρⁿ + τ(1 + ρ + … + ρⁿ⁻¹) = 1: it is exactly 1-Lipschitz for any n. Its reflection is 1-Lipschitz up to the
+    unsolved part, 2ρⁿ‖x - z*‖ ≤ 2ρⁿ·h‖∇f(x)‖, which counts as an error.
     """
 
     kind = "proximal"
@@ -199,7 +199,8 @@ class Proximal(Convex):
         return distances[0]
 
     def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
-        """A step errs by λ, and errors contract: λ/τ in all. Iterates stay within X + 2h‖W‖‖b‖; we allow twice that."""
+        """Each step adds an error λ, and errors contract: λ/τ in all. Iterates have norms of at most X + 2h‖W‖‖b‖, here
+        doubled."""
         assert isinstance(self.op, CertifiedOperator)
         norm, h, tau = Fraction(self.op.norm), Fraction(self.h), Fraction(self.tau)
         bias, (reach,) = bias_norm(self.op, self.bias), reaches
@@ -208,7 +209,7 @@ class Proximal(Convex):
         step = tau * h * wrong + gamma(6) * (3 * within + h * size) + 8 * self.op.entries * TINY * (1 + h)
         total = step / tau
         if total > within / 2:
-            raise ValueError("the rounding of this proximal layer outgrows what it computes; use a smaller step h")
+            raise ValueError("the rounding error of this proximal layer is as large as its output; reduce h")
         if not self.reflect:
             return in_range(total)
         left = Fraction(up((1 - tau) ** self.iterations)) * h * norm * (norm * reach + bias)

@@ -1,4 +1,4 @@
-"""Primitives that are linear, or affine: sums, scales, matrices, convolutions, averages."""
+"""Affine primitives: sums, scales, matrices, convolutions, averages."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from lipflow.shapes import Shape
 
 @dataclass(frozen=True, eq=False)
 class Affine(Primitive):
-    """Wx + b, with b along the rows of a matrix or the output channels of a convolution; b may be absent."""
+    """Wx + b, with b along the rows of a matrix or the output channels of a convolution, or without b."""
 
     kind = "affine"
     reason = "certified norm"
@@ -37,7 +37,7 @@ class Affine(Primitive):
         return Fraction(norm(self.op)) * distances[0]
 
     def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
-        """The product, and one addition of b."""
+        """The errors of the product, and of the addition of b."""
         return affine_error(self.op, self.bias, reaches[0])
 
 
@@ -47,7 +47,7 @@ def add_bias(y: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def bias_norm(op: LinearOperator, bias: Tensor | None) -> Fraction:
-    """At least the norm of b over all outputs."""
+    """At least the norm of b, repeated over all outputs."""
     if bias is None:
         return Fraction(0)
     return Fraction(norm_up(bias)) * sqrt_up(Fraction(math.prod(op.out_shape) // len(bias)))
@@ -92,7 +92,7 @@ class Sum(Primitive):
         return sum((abs(Fraction(c)) * d for c, d in terms), Fraction(0))
 
     def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
-        """Of n terms each is multiplied once, which is exact for powers of two, and added at most n - 1 times."""
+        """Each of n terms is multiplied once, without rounding for powers of two, and added at most n - 1 times."""
         roundings = len(reaches) - 1 + (not all(map(is_power_of_two, self.coefficients)))
         size = self.lipschitz(lambda op: 0.0, *reaches)
         return in_range(gamma(roundings) * size + len(reaches) * entries * TINY)
@@ -104,7 +104,7 @@ class Sum(Primitive):
 
 @dataclass(frozen=True, eq=False)
 class Scale(Primitive):
-    """Each channel, or each entry, times a number. L = the greatest of them."""
+    """Each channel, or each entry, times a factor. L is the greatest |factor|."""
 
     kind = "scale"
     reason = "greatest factor"
@@ -129,9 +129,9 @@ class Scale(Primitive):
 
 @dataclass(frozen=True, eq=False)
 class AvgPool(Primitive):
-    """The sum over each window, divided by a number; windows do not overlap, and what is past the last one is dropped.
+    """The sum over each window, over a divisor. Windows do not overlap, and entries after the last one are dropped.
 
-    Its rows are orthogonal, of norm √(window)/divisor each: that is L.
+    L = √window/divisor, as the rows of its matrix are orthogonal and have this norm.
     """
 
     kind = "avg_pool"
@@ -158,7 +158,7 @@ class AvgPool(Primitive):
         return sqrt_up(Fraction(math.prod(self.window))) / Fraction(self.divisor) * distances[0]
 
     def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
-        """window - 1 additions and a division: γ of the norm of the same average of |x|, at most L‖x‖."""
+        """window - 1 additions and a division: γ times the norm of the average of |x|, at most L‖x‖."""
         size = self.lipschitz(lambda op: 0.0, *reaches)
         underflow = entries * TINY * (1 + math.prod(self.window) / Fraction(self.divisor))
         return in_range(gamma(math.prod(self.window)) * size + underflow)

@@ -1,4 +1,4 @@
-"""Scalar functions that do not decrease, by name: the σ of a Convex Potential Layer."""
+"""Nondecreasing scalar functions by name: the σ of a Convex Potential Layer."""
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class Nonlinearity(NamedTuple):
 
 
 def _softplus(x: Tensor) -> Tensor:
-    """log(1 + eˣ), as logaddexp: torch's softplus jumps at its threshold."""
+    """log(1 + eˣ) by logaddexp, as torch's softplus is discontinuous at its threshold."""
     return torch.logaddexp(x, torch.zeros_like(x))
 
 
@@ -35,5 +35,5 @@ EXACT = ("relu", "hardtanh")  # exact in floating point, fixing 0, with slopes i
 
 
 def name_of(sigma: Nonlinearity) -> str:
-    """The name of a σ of the table, or "custom"."""
+    """The name of σ in the table, or "custom"."""
     return next((name for name, known in NONLINEARITIES.items() if known.function is sigma.function), "custom")

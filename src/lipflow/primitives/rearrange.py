@@ -1,4 +1,4 @@
-"""Primitives that move numbers, or choose among them: they do not round."""
+"""Primitives that move numbers or select among them, without rounding."""
 
 import math
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Input(Primitive):
         return self.shape
 
     def run(self, *xs: Tensor) -> Tensor:
-        raise RuntimeError("the input of a network is given, not computed")
+        raise RuntimeError("the input of a network has no program")
 
     @property
     def size(self) -> str:
@@ -56,8 +56,8 @@ class Constant(Primitive):
 class Gather(Primitive):
     """Entry i is entry index[i] of the inputs, flattened one after the other; -1 is a zero.
 
-    All that only moves numbers is of this kind: reshapes, slices, concatenations, padding with zeros, mirror images.
-    Where no entry of input k is taken more than m_k times, L = √(Σ m_k·L_k²).
+    Reshapes, slices, concatenations, padding with zeros and mirror images are gathers. If no entry of input k is taken
+    more than m_k times, L = √(Σ m_k·L_k²).
     """
 
     kind = "gather"
@@ -75,7 +75,7 @@ class Gather(Primitive):
         return tuple(self.index.shape)
 
     def run(self, *xs: Tensor) -> Tensor:
-        batch = next((len(x) for x in xs if len(x) != 1), 1)  # a constant is one row for all images
+        batch = next((len(x) for x in xs if len(x) != 1), 1)  # a constant has one row for all images
         flat = [x.reshape(len(x), n).expand(batch, n) for x, n in zip(xs, self.sizes, strict=True)]
         if self.in_order:
             return flat[0].reshape(batch, *self.index.shape)
@@ -93,24 +93,24 @@ class Gather(Primitive):
 
     @cached_property
     def in_order(self) -> bool:
-        """Whether it is its only input in another shape."""
+        """Whether it only reshapes its only input."""
         flat = self.index.flatten()
         return self.sizes == [len(flat)] and torch.equal(flat, torch.arange(len(flat)))
 
     @cached_property
     def multiplicities(self) -> list[int]:
-        """How often an entry of each input is taken, at most."""
+        """The greatest number of times that an entry of each input is taken."""
         counts = self.index.flatten()[self.index.flatten() >= 0].bincount(minlength=sum(self.sizes))
         return [int(part.max()) for part in counts.split(self.sizes)]
 
     @cached_property
     def taken(self) -> Tensor:
-        """The index, flat, with 0 in the place of zeros."""
+        """The flat index, with 0 instead of -1."""
         return self.index.flatten().clamp_min(0)
 
     @cached_property
     def zeros(self) -> Tensor | None:
-        """Where the zeros are, if there are any."""
+        """The positions of the zeros, if there are any."""
         zeros = (self.index.flatten() < 0).nonzero()[:, 0]
         return zeros if len(zeros) else None
 
@@ -125,7 +125,7 @@ class Gather(Primitive):
 
 
 class _Take(torch.autograd.Function):
-    """x[:, index] with zeros; its derivative is another such where no entry is taken twice."""
+    """x[:, index] with zeros; its derivative is of this kind if no entry is taken twice."""
 
     generate_vmap_rule = True
 
@@ -154,7 +154,7 @@ class _Take(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class MaxPool(Primitive):
-    """The greatest entry of each window. L = √overlap, as an entry is in so many windows at most."""
+    """The greatest entry of each window. L = √overlap, the greatest number of windows that contain one entry."""
 
     kind = "max_pool"
     reason = "√ of the greatest number of windows on one entry"

@@ -1,4 +1,4 @@
-"""The exponential of a skew-symmetric operator by its series, as a primitive: SOC."""
+"""The truncated exponential series of a skew-symmetric operator as a primitive: SOC."""
 
 import math
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ MOST_TERMS = 1000
 class TruncatedExponential(Primitive):
     """Σ_{j<k} (hA)ʲ/j! · x with A skew-symmetric to the last bit. L = 1 + (ha)ᵏ/k!, with a ≥ ‖A‖.
 
-    e^{hA} is orthogonal, and e^{iθ} less k terms of its series is at most |θ|ᵏ/k!. Two terms are explicit Euler,
-    I + hA, of norm √(1 + h²a²) exactly; one is I.
+    e^{hA} is orthogonal, and e^{iθ} minus k terms of its series is at most |θ|ᵏ/k!. Two terms are explicit Euler,
+    I + hA, of norm exactly √(1 + h²a²); one term is I.
     """
 
     kind = "series"
@@ -51,7 +51,7 @@ class TruncatedExponential(Primitive):
         return (1 + angle**self.terms / math.factorial(self.terms)) * distances[0]
 
     def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
-        """Term by term: an error e of the last becomes (h/j)(ae + product error), and h/j and the product round."""
+        """An error e of a term becomes (h/j)(ae + product error) in the next one; h/j and the product round."""
         assert isinstance(self.op, CertifiedOperator)
         a, h, (reach,) = Fraction(self.op.norm), Fraction(self.h), reaches
         size, wrong, total, sums = reach, Fraction(0), Fraction(0), reach
