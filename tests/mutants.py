@@ -124,7 +124,7 @@ MUTANTS = [
     Mutant(
         "a cache that is never compared with its weights",
         [Edit("flows/cache.py", "self._key == key and self._fits(inputs)", "self._key == key")],
-        ["tests/flows/test_evaluation.py", "-k", "stale"],
+        ["tests/flows/test_cache.py", "-k", "stale"],
     ),
     Mutant(
         "evaluation with the vector of the last training step",
@@ -133,7 +133,7 @@ MUTANTS = [
                 "flows/weight.py", "cache.constant(lambda: top_singular_vector(op, u), op.weight, key=op.in_shape)", "u"
             )
         ],
-        ["tests/flows/test_evaluation.py", "-k", "stale"],
+        ["tests/flows/test_cache.py", "-k", "stale"],
     ),
     Mutant(
         "Lanczos from the likely vector alone",

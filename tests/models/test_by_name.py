@@ -50,7 +50,7 @@ def test_any_number_of_classes_can_be_built_and_every_parameter_learns(name, lln
     assert isinstance(network.head, blocks.LastLayerNormalization if lln else blocks.Truncate)
     assert network.head.pair_constants().shape == (classes, classes)
     scores.square().sum().backward()
-    assert all(p.grad is not None and bool(torch.isfinite(p.grad).all()) for p in network.parameters())
+    assert all(p.grad is not None and bool(p.grad.any()) for p in network.parameters())
 
 
 @every_family
@@ -99,17 +99,13 @@ def test_cpl_fast_has_orthonormal_dense_weights_and_nearly_orthonormal_convoluti
 
 
 @pytest.mark.parametrize(
-    ("name", "kernels", "dense"),
+    ("name", "kernels", "dense", "mean"),
     [
-        (
-            "cayley-kw3",
-            ["3→96 3×3", "384→96 1×1", "96→192 3×3", "768→192 1×1"],
-            [(12288, 1536), (1536, 512), (512, 10)],
-        ),
-        ("bcop-large", ["3→32 3×3", "128→32 2×2", "32→64 3×3", "256→64 2×2"], [(4096, 512), (512, 512), (512, 10)]),
+        ("cayley-kw3", "3→96 3×3, 384→96 1×1, 96→192 3×3, 768→192 1×1", [(12288, 1536), (1536, 512), (512, 10)], 0.5),
+        ("bcop-large", "3→32 3×3, 128→32 2×2, 32→64 3×3, 256→64 2×2", [(4096, 512), (512, 512), (512, 10)], 0.0),
     ],
 )
-def test_kwlarge_has_the_published_layout(name, kernels, dense):
+def test_kwlarge_has_the_published_layout(name, kernels, dense, mean):
     """A strided 3×3 kernel is 1×1 on blocks of 2×2 pixels, and a strided 4×4 kernel is 2×2."""
     network = on_meta(name)
     convolutions, linear = (modules(stage, blocks.Affine) for stage in (network.stages[1], network.stages[3]))
@@ -118,15 +114,11 @@ def test_kwlarge_has_the_published_layout(name, kernels, dense):
         bcop = isinstance(weight, blocks.BlockConvolution)
         sides = [weight.axes.count(axis) + 1 for axis in (0, 1)] if bcop else weight.weight.weight.shape[2:]
         found.append("{}→{} {}×{}".format(*weight.channels, *sides))
-    assert found == kernels
+    assert ", ".join(found) == kernels
     assert [layer.weight.channels for layer in linear] == dense
     assert network.stages.center.std is None
-    assert [len(m.halves) for m in modules(network, blocks.BlockConvolution)] == (
-        [] if name == "cayley-kw3" else [4, 2, 4, 2]
-    )
-    assert lipflow.build(name, in_shape=(3, 4, 4), channels=2, hidden=2, features=2).stages.center.mean.tolist() == [
-        0.5 if name == "cayley-kw3" else 0.0
-    ]
+    small = lipflow.build(name, in_shape=(3, 4, 4), channels=2, hidden=2, features=2)
+    assert small.stages.center.mean.tolist() == [mean]
 
 
 @pytest.mark.parametrize(("name", "depth"), [("soc-10", 10), ("soc-20", 20), ("soc+-10", 10), ("soc+-20", 20)])
