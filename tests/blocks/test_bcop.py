@@ -66,25 +66,6 @@ def test_the_bound_covers_the_error_of_one_iteration():
     assert not math.isclose(bound, 1, rel_tol=1e-3)
 
 
-def test_the_input_size_is_learned_and_saved():
-    layer, fresh = lipflow.bcop_conv(2, 3), lipflow.bcop_conv(2, 3)
-    with torch.inference_mode():
-        layer.eval()(torch.zeros(1, 2, 6, 5))
-    assert not layer.weight.seen.is_inference()
-    fresh.load_state_dict(layer.state_dict())
-    assert fresh.weight.seen.shape == (0, 6, 5)
-    torch.testing.assert_close(fresh.weight.kernel(), layer.weight.kernel())
-
-
-def test_evaluation_does_not_change_the_input_size():
-    layer, x = lipflow.bcop_conv(3, 4, in_size=(8, 8)).eval(), torch.rand(1, 3, 10, 10)
-    layer(x)
-    lipflow.lipschitz_bound(layer, in_shape=(3, 10, 10))
-    assert layer.weight.seen.shape == (0, 8, 8)
-    layer.train()(x)
-    assert layer.weight.seen.shape == (0, 10, 10)
-
-
 @pytest.mark.parametrize(
     ("make", "shape"), [(lambda: lipflow.bcop_conv(3, 8), (3, 8, 8)), (lambda: lipflow.bjorck_dense(6, 4), (6,))]
 )

@@ -16,7 +16,7 @@ def weights() -> list[Weight]:
     circular, grouped = dict(padding_mode="circular"), dict(groups=2)
     twice = [cpl_conv(6, 4, in_size=(5, 7), **options) for options in ({}, circular, grouped) for _ in range(2)]
     layers = [*twice, cpl_conv(6, 4, in_size=(4, 4)), cpl_dense(8, 5), cpl_dense(8, 5)]
-    return [layer.double().field.weight for layer in layers]
+    return [m for layer in layers for m in layer.double().modules() if isinstance(m, Weight)]
 
 
 def iterate(weights: list[Weight]) -> list[torch.Tensor]:
