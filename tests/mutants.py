@@ -139,7 +139,7 @@ MUTANTS = [
     Mutant(
         "a cache that is never compared with its weights",
         [Edit("flows/cache.py", "self._key == key and self._fits(inputs)", "self._key == key")],
-        ["tests/flows/test_evaluation.py", "-k", "stale"],
+        ["tests/flows/test_cache.py", "-k", "stale"],
     ),
     Mutant(
         "evaluation with the vector of the last training step",
@@ -148,7 +148,7 @@ MUTANTS = [
                 "flows/weight.py", "cache.constant(lambda: top_singular_vector(op, u), op.weight, key=op.in_shape)", "u"
             )
         ],
-        ["tests/flows/test_evaluation.py", "-k", "stale"],
+        ["tests/flows/test_cache.py", "-k", "stale"],
     ),
     Mutant(
         "Lanczos from the likely vector alone",
