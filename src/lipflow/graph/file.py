@@ -111,7 +111,7 @@ def restored(description: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[G
 
 
 def _primitive(index: int, entry: dict[str, Any], tensors: dict[str, Tensor]) -> Primitive:
-    """A primitive from its description and the tensors of its file."""
+    """A primitive from its description and the tensors of the file."""
     kind = KINDS.get(entry.get("kind", ""))
     if kind is None:
         raise ValueError(f"primitive {index} is of a kind that is not known: {entry.get('kind')!r}")
@@ -142,12 +142,12 @@ def _operator(entry: dict[str, Any], tensors: dict[str, Tensor]) -> CertifiedOpe
     kind = {kind: made for made, kind in _OPERATORS.items()}.get(entry["kind"])
     if kind is FourierMultiplier:
         parts = _tensor(tensors, entry["real"]), _tensor(tensors, entry["imaginary"])
-        held = certify(FourierMultiplier(torch.complex(*parts), geometry["in_size"]))
+        op = certify(FourierMultiplier(torch.complex(*parts), geometry["in_size"]))
     elif kind is not None:
-        held = certify(kind(_tensor(tensors, entry["weight"]), **geometry))
+        op = certify(kind(_tensor(tensors, entry["weight"]), **geometry))
     else:
         raise ValueError(f"an operator is of a kind that is not known: {entry['kind']!r}")
-    return held.certified_adjoint() if entry["adjoint"] else held
+    return op.certified_adjoint() if entry["adjoint"] else op
 
 
 def _tensor(tensors: dict[str, Tensor], name: str, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -44,15 +44,15 @@ class Graph:
 
 
 def values(vertices: Sequence[Vertex], known: dict[int, Tensor]) -> Iterator[Tensor]:
-    """The values of vertices, in an order of evaluation, given those `known` by id; values are freed after last use."""
-    held, last_use = dict(known), {id(v): i for i, vertex in enumerate(vertices) for v in (*vertex.inputs, vertex)}
+    """The values of vertices, each after its inputs or `known` by id. A value is freed after its last use."""
+    results, last_use = dict(known), {id(v): i for i, vertex in enumerate(vertices) for v in (*vertex.inputs, vertex)}
     for i, vertex in enumerate(vertices):
-        if id(vertex) not in held:
-            held[id(vertex)] = vertex.primitive.run(*(held[id(v)] for v in vertex.inputs))
-        yield held[id(vertex)]
+        if id(vertex) not in results:
+            results[id(vertex)] = vertex.primitive.run(*(results[id(v)] for v in vertex.inputs))
+        yield results[id(vertex)]
         for v in (*vertex.inputs, vertex):
             if last_use[id(v)] == i:
-                held.pop(id(v), None)
+                results.pop(id(v), None)
 
 
 def last_value(vertices: Sequence[Vertex], known: dict[int, Tensor]) -> Tensor:

@@ -58,16 +58,16 @@ def left_as_it_was(module: nn.Module) -> Iterator[None]:
     """While entered, a module is in evaluation mode; afterwards its modes, attributes and buffers are restored."""
     tables = ("_parameters", "_buffers", "_modules")
     before = [(m, dict(vars(m)), {name: dict(vars(m).get(name, {})) for name in tables}) for m in module.modules()]
-    tensors = [t for _, plain, held in before for t in (*plain.values(), *held["_buffers"].values())]
+    tensors = [t for _, plain, inner in before for t in (*plain.values(), *inner["_buffers"].values())]
     copies = [(t, t.detach().clone()) for t in tensors if isinstance(t, Tensor)]
     module.eval()
     try:
         yield
     finally:
-        for m, plain, held in before:
+        for m, plain, inner in before:
             vars(m).clear()
             vars(m).update(plain)
-            for name, entries in held.items():
+            for name, entries in inner.items():
                 if name in plain:
                     plain[name].clear()
                     plain[name].update(entries)

@@ -332,14 +332,6 @@ def to(input: Node, *args: Any, **kwargs: Any) -> Any:
     return input
 
 
-def identity(input: Node, *args: Any, **kwargs: Any) -> Any:
-    return input
-
-
-def copy(input: Node, *args: Any, **kwargs: Any) -> Any:
-    return Node.of(input.vertex, input.builder)
-
-
 def as_plain(value: Any) -> Any:
     """A plain tensor of the shape and type of a node; other values unchanged."""
     return torch.zeros(size(value), dtype=value.builder.dtype) if isinstance(value, Node) else value

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from lipflow.graph import rules
 from lipflow.graph.rules import size
-from lipflow.node import IMAGES
+from lipflow.node import IMAGES, Node
 from lipflow.operators.multiplier import multiply
 
 
@@ -62,8 +62,11 @@ RULES: dict[Any, Rule] = _table(
         (size, [Tensor.size, getter("shape")]),
         (rules.stride, [Tensor.stride]),
         (rules.to, [Tensor.to, Tensor.type, Tensor.type_as]),
-        (rules.copy, functions("clone")),
-        (rules.identity, functions("detach", "double", "float", "cpu", "contiguous", "requires_grad_")),
+        (lambda input, *args, **kwargs: Node.of(input.vertex, input.builder), functions("clone")),
+        (
+            lambda input, *args, **kwargs: input,
+            functions("detach", "double", "float", "cpu", "contiguous", "requires_grad_"),
+        ),
         (lambda input: len(size(input)), [Tensor.dim, Tensor.ndimension, getter("ndim")]),
         (lambda input: size(input).numel(), functions("numel")),
         (lambda input: IMAGES, [Tensor.__len__]),
