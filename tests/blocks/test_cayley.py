@@ -42,16 +42,12 @@ def test_cayley_conv_is_circular_with_the_transform_as_its_symbol(into, out, siz
     y = layer(x).detach()
     torch.testing.assert_close(layer(x.roll((1, 2), (2, 3))).detach(), y.roll((1, 2), (2, 3)))
     w, alpha = layer.weight.weight.weight.detach(), layer.weight.scale.alpha.detach()
-    spectrum, result = torch.fft.fft2(x), torch.fft.fft2(y)
-    for f in range(size[0]):
-        for g in range(size[1]):
-            symbol = torch.zeros(out, into, dtype=torch.complex128)
-            for a in range(3):
-                for b in range(3):
-                    angle = 2 * math.pi * (f * (a - 1) / size[0] + g * (b - 1) / size[1])
-                    symbol += w[:, :, a, b] * complex(math.cos(angle), math.sin(angle))
-            q = cayley_transform(alpha * symbol / w.norm())
-            torch.testing.assert_close(result[:, :, f, g], spectrum[:, :, f, g] @ q.T, atol=1e-9, rtol=1e-9)
+    taps = torch.arange(-1, 2, dtype=torch.float64)
+    rows, columns = (torch.exp(2j * math.pi * torch.arange(n)[:, None] * taps / n) for n in size)
+    symbols = torch.einsum("oiab,fa,gb->fgoi", w.to(rows), rows, columns)
+    q = cayley_transform(alpha * symbols / w.norm())
+    expected = torch.einsum("fgoi,nifg->nofg", q, torch.fft.fft2(x))
+    torch.testing.assert_close(torch.fft.fft2(y), expected, atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.parametrize(
