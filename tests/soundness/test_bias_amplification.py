@@ -177,7 +177,7 @@ def test_subnormal_weights_are_refused():
     layers = [nn.Linear(2, 2, bias=False).double() for _ in range(2)]
     for layer, gain in zip(layers, (1e300, 1e-309), strict=True):
         layer.weight = nn.Parameter(gain * torch.eye(2, dtype=torch.float64))
-    with pytest.raises(ValueError, match="overflow|subnormal"):
+    with pytest.raises(ValueError, match=r"overflow|subnormal"):
         lipflow.freeze(nn.Sequential(layers[0], nn.ReLU(), layers[1]), in_shape=(2,))
     with pytest.raises(ValueError, match="subnormal"):
         lipflow.freeze(nn.Sequential(layers[1]), in_shape=(2,))
