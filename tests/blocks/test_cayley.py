@@ -43,7 +43,9 @@ def test_cayley_conv_is_circular_with_the_transform_as_its_symbol(into, out, siz
     torch.testing.assert_close(layer(x.roll((1, 2), (2, 3))).detach(), y.roll((1, 2), (2, 3)))
     w, alpha = layer.weight.weight.weight.detach(), layer.weight.scale.alpha.detach()
     taps = torch.arange(-1, 2, dtype=torch.float64)
-    rows, columns = (torch.exp(2j * math.pi * torch.arange(n)[:, None] * taps / n) for n in size)
+    rows, columns = (
+        torch.exp(2j * math.pi * torch.outer(torch.arange(n, dtype=torch.float64), taps) / n) for n in size
+    )
     symbols = torch.einsum("oiab,fa,gb->fgoi", w.to(rows), rows, columns)
     q = cayley_transform(alpha * symbols / w.norm())
     expected = torch.einsum("fgoi,nifg->nofg", q, torch.fft.fft2(x))
