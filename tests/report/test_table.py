@@ -19,7 +19,7 @@ def lines_of(summary):
 
 
 def test_summary_has_the_numbers_of_the_files(original):
-    """Beside an attack on some images stands what is certified of the same, so that certified ≤ attacked ≤ clean."""
+    """An attack on some images has a line of the certified accuracy of the same images beside it."""
     summary = summarise([read(original, "tiny")], ["0.1", "0.3", "0.5"])
     held, attack = rows(original), json.loads((original / "attack.json").read_text())
     right = held["label"] == held["truth"]

@@ -113,7 +113,7 @@ def certified(folder: Path) -> "tuple[Path, CertificateFile]":
         raise ValueError(f"{rows} holds no images to attack; run `lipflow certify {folder}` again")
     classes = found.logits.shape[1]
     if not ((found.truth >= 0) & (found.truth < classes)).all():
-        raise ValueError(f"{rows} has images whose true class is none of the {classes}: an attack needs true labels")
+        raise ValueError(f"{rows} has labels that are none of the {classes} classes: an attack needs true labels")
     return weights, found
 
 
