@@ -44,9 +44,9 @@ def _length(m: Tensor) -> Tensor:
 def turn(kernel: Tensor, q: Tensor, axis: int) -> Tensor:
     """The kernel of the composition with the two-tap convolution of the projector qqᵀ along an axis: one tap longer."""
     with in_full(q):
-        kept = torch.einsum("cr,dr,dmhw->cmhw", q, q, kernel)
+        projected = torch.einsum("cr,dr,dmhw->cmhw", q, q, kernel)
     first, second = ((0, 0, 0, 1), (0, 0, 1, 0)) if axis == 0 else ((0, 1, 0, 0), (1, 0, 0, 0))
-    return F.pad(kept, first) + F.pad(kernel - kept, second)
+    return F.pad(projected, first) + F.pad(kernel - projected, second)
 
 
 class BlockConvolution(Parameterisation):

@@ -167,9 +167,9 @@ def _backward(ctx: Any, maps: "list[Runner]", x: Tensor, saved: list[Tensor], g:
     layers, count = ctx.layers, len(ctx.layers)
     z, ys, sizes = (saved.pop(0) if count > 1 else x), saved[:-count], saved[-count:]
     x, z, g = (maps[0].layout(t.to(ctx.dtype), like=x) for t in (x, z, g))
-    wants_x, _, *wants = ctx.needs_input_grad
-    dx = torch.empty_like(x) if wants_x else None
-    sums = [_Sums(w, layer, *wants[2 * i : 2 * i + 2]) for i, (w, layer) in enumerate(zip(maps, layers, strict=True))]
+    needs_x, _, *needs = ctx.needs_input_grad
+    dx = torch.empty_like(x) if needs_x else None
+    sums = [_Sums(w, layer, *needs[2 * i : 2 * i + 2]) for i, (w, layer) in enumerate(zip(maps, layers, strict=True))]
     for part in maps[0].chunks(len(x)):
         at, slope = z[part], g[part]
         for i in reversed(range(count)):
@@ -202,10 +202,10 @@ def _backward(ctx: Any, maps: "list[Runner]", x: Tensor, saved: list[Tensor], g:
 class _Sums:
     """The sums over chunks for one layer: the derivatives of its weight, bias and step size."""
 
-    def __init__(self, w: "Runner", layer: Layer, wants_weight: bool, wants_bias: bool) -> None:
+    def __init__(self, w: "Runner", layer: Layer, needs_weight: bool, needs_bias: bool) -> None:
         self.w, self.layer = w, layer
-        self.weight = w.gradient() if wants_weight else None
-        self.bias = torch.zeros_like(layer.bias) if wants_bias and layer.bias is not None else None
+        self.weight = w.gradient() if needs_weight else None
+        self.bias = torch.zeros_like(layer.bias) if needs_bias and layer.bias is not None else None
         self.dh: Tensor | float = 0.0
 
     def step(self, r: Tensor, wg: Tensor) -> None:

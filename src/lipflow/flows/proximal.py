@@ -108,7 +108,7 @@ def proximal(
     if linked.requires_grad:
         later = gradient if now is None else now()
         limit = 1000 + int(40 * math.sqrt(1 + ell))  # conjugate gradients need about 18√(1 + ℓ) in float64
-        linked.register_hook(lambda g: g if g is None else _resolve(later, z, h, g, limit))
+        linked.register_hook(lambda g: g if g is None else _implicit_gradient(later, z, h, g, limit))
     return z + (linked - linked.detach())
 
 
@@ -162,7 +162,7 @@ def _solve(gradient: Gradient, x: Tensor, h: float, ell: float, iterations: int)
     return z
 
 
-def _resolve(gradient: Gradient, z: Tensor, h: float, g: Tensor, limit: int) -> Tensor:
+def _implicit_gradient(gradient: Gradient, z: Tensor, h: float, g: Tensor, limit: int) -> Tensor:
     """w with (I + hH)w = g, H = ∇²f(z), by conjugate gradients on each member of the batch."""
     if is_batch_of_gradients(g):
         raise RuntimeError(

@@ -38,7 +38,7 @@ class Weight(nn.Module, ABC):
     def forward(self, x: Tensor) -> LinearOperator:
         """W as an operator on the inputs x. Stores their shape if it is the first, or in training."""
         op = self.operator(tuple(x.shape[1:]))
-        if not self._knows(op) and (self.training or not self.u.numel()) and may_keep():
+        if not self._has_vector_for(op) and (self.training or not self.u.numel()) and may_keep():
             with to_keep():
                 self.u = self._vector(op)
         return op
@@ -92,12 +92,12 @@ class Weight(nn.Module, ABC):
         if not self.training:
             self._settle()
 
-    def _knows(self, op: LinearOperator) -> bool:
+    def _has_vector_for(self, op: LinearOperator) -> bool:
         return tuple(self.u.shape) == op.in_shape
 
     def _vector(self, op: LinearOperator) -> Tensor:
         """A copy of u, as autograd keeps it while u changes; or a new one for another shape."""
-        return self.u.clone() if self._knows(op) else self._new_vector(op)
+        return self.u.clone() if self._has_vector_for(op) else self._new_vector(op)
 
     def _new_vector(self, op: LinearOperator) -> Tensor:
         return power_iteration(op, start_vector(op.in_shape, self.weight), WARM_UP)
