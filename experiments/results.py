@@ -4,7 +4,6 @@ The page has a table of all claims with their verdicts, and then the numbers of 
 JSON is listed as not run. Smoke runs are not published.
 """
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -168,15 +167,5 @@ def write_page(folder: Path, path: Path) -> None:
     write_atomic(path, lambda temporary: temporary.write_text(text))
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m experiments.results", description=__doc__)
-    parser.add_argument("--results", type=Path, default=Path("experiments/results"))
-    parser.add_argument("--out", type=Path, default=Path("docs/results.md"))
-    arguments = parser.parse_args(words)
-    write_page(arguments.results, arguments.out)
-    print(f"wrote {arguments.out}")
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    write_page(Path("experiments/results"), Path("docs/results.md"))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lipflow.report.published import BATCH_SIZES_CIFAR10, BATCH_SIZES_CIFAR100, EPSILONS, TABLES
+from lipflow.report.published import EPSILONS, TABLES
 from lipflow.train.recipe import flat_names, recipe_for
 from lipflow.train.run import ModelArg, Run
 
@@ -137,7 +137,7 @@ SCALES: Mapping[str, Scale] = {scale.name: scale for scale in (PAPER, SMALL, SMO
 # are 1.7 times as fast as one. EVALUATION is the seconds of all measures of a run.
 THREADS = 1.7
 MILLISECONDS = {"cpl-s": 3.0, "cayley-kw3": 2.6, "soc-10": 2.0, DEEP: 0.07}  # DEEP: for each layer
-TRAINING = {"cifar10": 45000, "cifar10-8x8": 45000}
+TRAINING_IMAGES = 45000
 EVALUATION = {"cpl-s": 70.0, "cayley-kw3": 130.0, "soc-10": 450.0, DEEP: 60.0}
 SMOKE_SECONDS = 2.0
 
@@ -145,30 +145,18 @@ SMOKE_SECONDS = 2.0
 def cost(scale: Scale, run: Run) -> float:
     """The expected seconds of a run and its evaluation; at the paper's scale, on the authors' machine.
 
-    That is the published time of an epoch times the epochs. The paper has no time for very deep networks: they are
-    scaled from CPL-S by layers times channels.
+    That is the published time of an epoch times the epochs. The paper has no time for very deep networks, which are
+    scaled from CPL-S by layers times channels, and for SOC+, which has the layers of SOC.
     """
+    layers = float(str(run.model_args["depth"])) if run.model == DEEP else 1.0
     if scale.name == "smoke":
         return SMOKE_SECONDS
     if scale.name == "small":
-        factor = run.model_args["depth"] if run.model == DEEP else 1
-        assert isinstance(factor, int)
-        images = run.recipe.epochs * TRAINING.get(run.data, 45000)
-        return images * MILLISECONDS[run.model] * factor / 1000 / THREADS + EVALUATION[run.model]
-    published = {data: {model: row.seconds for model, row in table.items()} for data, table in TABLES.items()}
-    seconds = published.get(run.data, {}).get(run.model)
-    at_size = {"cifar10": BATCH_SIZES_CIFAR10, "cifar100": BATCH_SIZES_CIFAR100}[run.data]
-    if (run.model, run.recipe.batch_size) in at_size:
-        seconds = at_size[run.model, run.recipe.batch_size][4]
-    if run.model == DEEP:
-        small, depth = published["cifar10"]["cpl-s"], run.model_args["depth"]
-        assert small is not None
-        assert isinstance(depth, int)
-        seconds = small * depth * 30 / (20 * 45)
-    if seconds is None:  # SOC+ has no published time; it has the layers of SOC
-        seconds = published[run.data][run.model.replace("+", "")]
-        assert seconds is not None
-    return seconds * run.recipe.epochs
+        milliseconds = run.recipe.epochs * TRAINING_IMAGES * MILLISECONDS[run.model] * layers
+        return milliseconds / 1000 / THREADS + EVALUATION[run.model]
+    epoch = TABLES[run.data]["cpl-s" if run.model == DEEP else run.model.replace("+", "")].seconds
+    assert epoch is not None
+    return run.recipe.epochs * epoch * (layers * 30 / (20 * 45) if run.model == DEEP else 1.0)
 
 
 def total(scale: Scale, runs: Sequence[Run]) -> float:

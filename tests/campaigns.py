@@ -1,7 +1,7 @@
-"""What the campaigns found: each writes its row, with where it comes from, and the page is made of the rows.
+"""Results of the campaigns: each campaign writes its row and its source, and the page is made from the rows.
 
 docs/campaigns.json    the rows
-docs/campaigns.md      the page: `python tests/campaigns.py` makes it again
+docs/campaigns.md      the page; `python tests/campaigns.py` writes it again
 """
 
 import json
@@ -23,20 +23,20 @@ CLIENTS = ("foolbox", "pyautoattack", "torchattacks")
 TEXT = """\
 # Campaigns
 
-Long searches for a point where a certificate is wrong: two images with different labels whose exact distance is below
-the certified radius of one of them. `make campaign` runs them, prints what it finds and writes this page; a smaller
-search of each kind is in `make test`. Beside each search stands one that must succeed, on a network or a radius that
-is not certified: an attack that finds nothing anywhere says nothing.
+Long searches for a wrong certificate: two images with different labels whose exact distance is below the certified
+radius of one of them. `make campaign` runs them, prints the results and writes this page; `make test` runs a smaller
+search of each kind. Each search has a control, the same attack where nothing is certified, which must succeed: it shows
+that the attack is strong enough.
 
-| campaign | what was done | violations | and where nothing is certified |
+| campaign | what was done | violations | control |
 |---|---|---|---|
 {rows}
 
-All are on one network, `cpl-digits`, trained by `tests/soundness/conftest.py` in a few seconds, and on images of the
-handwritten digits that it was not trained on.
-A row is of the commit that it names; what changed since has the smaller searches behind it.
+The network is `cpl-digits`, trained by `tests/soundness/conftest.py` in a few seconds, and the images are handwritten
+digits that it was not trained on. Each row holds for the commit that it names; later commits have passed the smaller
+searches.
 
-## Where the rows come from
+## Sources
 
 {sources}
 """
@@ -47,7 +47,7 @@ def folder() -> Path:
 
 
 def write(name: str, test: str, seconds: float, *, done: str, violations: int, control: str, **numbers: Any) -> None:
-    """Put a row down, in the place of an earlier one of this name, and make the page again."""
+    """Write a row, in place of an earlier one of this name, and write the page again."""
     path = folder() / ROWS
     rows = json.loads(path.read_text()) if path.is_file() else {}
     rows[name] = dict(

@@ -1,4 +1,4 @@
-"""What holds for all tests: the same numbers in any order and terminal, and a cache that is not the user's."""
+"""Fixtures of all tests: fixed seeds, a fixed environment, and a cache of their own."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-settings.register_profile("lipflow", deadline=None, derandomize=True)  # a busy machine is no error
+settings.register_profile("lipflow", deadline=None, derandomize=True)  # machines may be busy
 settings.load_profile("lipflow")
 
 

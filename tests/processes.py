@@ -1,16 +1,16 @@
-"""Programs that tests start in processes of their own."""
+"""Start programs in subprocesses."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-TIMEOUT_SECONDS = 600  # a process that takes longer hangs; on a busy machine one may need a minute
+TIMEOUT_SECONDS = 600
 REPOSITORY = Path(__file__).parents[1]
 
 
 def start(*words: str, **options) -> subprocess.Popen[str]:
-    """`python …` in the repository; what it prints and its errors are one stream."""
+    """Start `python …` in the repository, with stdout and stderr in one stream."""
     path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
         [sys.executable, *words],
@@ -34,10 +34,10 @@ def finish(process: subprocess.Popen[str], fails: bool = False) -> str:
 
 
 def lipflow(*words: str) -> str:
-    """`lipflow …` to its end."""
+    """Run `lipflow …`."""
     return finish(start("-m", "lipflow", *words))
 
 
 def torchrun(*words: str, fails: bool = False) -> str:
-    """`python …` in two processes that know of each other, to their end."""
+    """Run `python …` in two distributed processes."""
     return finish(start("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *words), fails)

@@ -1,4 +1,4 @@
-"""The page of the campaigns says what was found, and what was found is what was asked for."""
+"""The page of the campaigns is up to date, and the campaigns found no violation."""
 
 import json
 
@@ -14,11 +14,11 @@ def rows():
     return json.loads(ROWS.read_text())
 
 
-def test_the_page_is_made_of_the_rows(rows):
+def test_page_is_made_from_the_rows(rows):
     assert PAGE.read_text() == campaigns.page(rows), "run `python tests/campaigns.py`"
 
 
-def test_nothing_was_found_where_it_must_not_be_and_something_where_it_must(rows):
+def test_rows_have_no_violation_and_controls_succeed(rows):
     assert {row["violations"] for row in rows.values()} == {0}
     rounding, attacked, auto = (
         rows[name]["numbers"]
@@ -32,13 +32,13 @@ def test_nothing_was_found_where_it_must_not_be_and_something_where_it_must(rows
     assert min(attacked["control_fallen"], auto["control_fallen"]) > 0
 
 
-def test_rows_say_where_they_come_from(rows):
+def test_rows_have_sources(rows):
     for row in rows.values():
         assert set(row["source"]) == {"command", "seconds", "date", "machine", "commit", "versions"}
         assert {"lipflow", "python", "torch", "numpy"} <= set(row["source"]["versions"])
 
 
-def test_a_row_takes_the_place_of_its_elder(tmp_path, monkeypatch):
+def test_write_replaces_the_row_of_the_same_name(tmp_path, monkeypatch):
     monkeypatch.setenv("LIPFLOW_CAMPAIGNS", str(tmp_path))
     for violations in (3, 0):
         campaigns.write("a", "test_a", 1.4, done="much", violations=violations, control="falls", images=7)

@@ -1,4 +1,4 @@
-"""Certificates: the rule, in exact arithmetic; and what is never certified."""
+"""Certificates: the rule in exact arithmetic, and images that are never certified."""
 
 import math
 from fractions import Fraction
@@ -28,23 +28,23 @@ def _pairs(classes: int, value: float = ROOT) -> torch.Tensor:
     st.floats(1e-3, 10),
 )
 def test_the_radius_is_never_above_the_rule(scores, rounding, distance):
-    """R·d ≤ f_y - f_j - 4√2·E for every rival, in exact rationals; and within a few ulps of it."""
+    """R·d ≤ f_y - f_j - 4√2·E for every rival, in rationals, and nearly equal."""
     certificates = from_logits(torch.tensor([scores], dtype=torch.float64), _pairs(len(scores), distance), rounding)
     radius, label = float(certificates.radius[0]), int(certificates.label[0])
     rivals = [Fraction(s) for i, s in enumerate(scores) if i != label]
-    # 4√2·E ≤ room for every rival, squared to stay rational: 32E² ≤ (margin - R·d)²
+    # 4√2·E ≤ slack, squared to stay rational: 32E² ≤ (margin - R·d)²
     margin = Fraction(scores[label]) - max(rivals)
-    room = margin - Fraction(radius) * Fraction(distance)
+    slack = margin - Fraction(radius) * Fraction(distance)
+    ideal = (float(margin) - 4 * math.sqrt(2) * rounding) / distance
     if radius > 0:
-        assert room >= 0
-        assert room**2 >= 32 * Fraction(rounding) ** 2
-        ideal = (float(margin) - 4 * math.sqrt(2) * rounding) / distance
+        assert slack >= 0
+        assert slack**2 >= 32 * Fraction(rounding) ** 2
         assert radius == pytest.approx(ideal, rel=1e-9, abs=1e-12)
     else:
-        assert (float(margin) - 4 * math.sqrt(2) * rounding) / distance <= 1e-12
+        assert ideal <= 1e-12
 
 
-def test_certificates_of_batches_are_joined_from_any_iterable():
+def test_cat_takes_any_iterable():
     rows = [from_logits(torch.randn(n, 3, dtype=torch.float64), _pairs(3), 0.0) for n in (2, 0, 3)]
     for parts in (rows, iter(rows)):
         joined = lipflow.Certificates.cat(parts)
@@ -54,10 +54,10 @@ def test_certificates_of_batches_are_joined_from_any_iterable():
         lipflow.Certificates.cat([])
 
 
-def test_accuracy_counts_what_is_right_and_certified():
+def test_accuracy_counts_right_and_certified_labels():
     scores = torch.tensor([[1.0, 0.0], [0.3, 0.0], [0.0, 2.0], [0.5, 0.5]], dtype=torch.float64)
     certificates, truth = from_logits(scores, _pairs(2, 1.0), 0.0), torch.tensor([0, 0, 0, 0])
-    assert certificates.accuracy(truth) == 0.75  # a tie has a label, and no radius
+    assert certificates.accuracy(truth) == 0.75  # a tie has a label but no radius
     assert certificates.accuracy(truth, 0) == 0.5
     assert certificates.accuracy(truth, "1/2") == 0.25
     with pytest.raises(ValueError, match=r"one label per image, of shape \(4,\), not \(1,\)"):
@@ -82,7 +82,7 @@ def frozen():
     return lipflow.freeze(lipflow.build("cpl-digits"))
 
 
-def test_images_as_bytes_or_floats(frozen):
+def test_bytes_and_floats_have_the_same_radii(frozen):
     pixels = (torch.rand(7, 1, 8, 8) * 255).to(torch.uint8)
     from_bytes, from_floats = lipflow.certify(frozen, pixels), lipflow.certify(frozen, pixels.double() / 255)
     assert torch.equal(from_bytes.radius, from_floats.radius)
@@ -100,15 +100,15 @@ def test_images_as_bytes_or_floats(frozen):
         (math.nan, "contain nan$"),
     ],
 )
-def test_pixels_outside_of_the_box_are_refused_with_a_hint(frozen, value, hint):
+def test_pixels_outside_of_the_domain_are_refused_with_a_hint(frozen, value, hint):
     x = torch.zeros(1, 1, 8, 8)
     x[0, 0, 2, 3] = value
     with pytest.raises(ValueError, match=hint):
         lipflow.certify(frozen, x)
 
 
-def test_a_certificate_holds_over_the_domain_that_it_was_made_for():
-    """Bytes are k/255 in any domain that holds 0 to 1; floats are taken up to its ends, and no further."""
+def test_images_may_have_values_in_the_domain_only():
+    """Bytes are k/255 in any domain that contains 0 and 1; the ends of the domain are included."""
     frozen = lipflow.freeze(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), (1, 2, 2), domain=(-1, 3))
     assert frozen.domain == (-1.0, 3.0)
     pixels = torch.tensor([0, 255, 7, 100], dtype=torch.uint8).reshape(1, 1, 2, 2)
@@ -117,13 +117,12 @@ def test_a_certificate_holds_over_the_domain_that_it_was_made_for():
     ends = torch.tensor([-1.0, 3.0, 0.0, 1.5], dtype=torch.float64).reshape(1, 1, 2, 2)
     lipflow.certify(frozen, ends)
     for outside in (ends * (1 + 2.0**-52), ends * math.nan):
-        with pytest.raises(ValueError, match=r"pixels in \[-1, 3\] \(or uint8\); these images contain"):
+        with pytest.raises(ValueError, match=r"pixels in \[-1, 3\] \(or uint8\)"):
             lipflow.certify(frozen, outside)
 
 
 def test_a_larger_domain_costs_radius():
-    """E grows with the norms that are reached; L and the bounds of pairs do not."""
-    torch.manual_seed(0)
+    """E grows with the norms of values; L and the pair bounds do not."""
     layer, x = nn.Linear(4, 3), torch.rand(5, 4)
     found = [lipflow.freeze(layer, (4,), (-high, high)) for high in (1.0, 1e3, 1e6)]
     radii = [lipflow.certify(frozen, x).radius for frozen in found]
@@ -135,8 +134,8 @@ def test_a_larger_domain_costs_radius():
     assert bool((radii[0] > radii[1]).all() & (radii[1] > radii[2]).all())
 
 
-def test_outside_of_the_box_nothing_is_said():
-    """The example of docs/soundness.md: within R of x = 0, but far outside of [0, 1], rounding changes the label."""
+def test_certificates_do_not_hold_outside_of_the_domain():
+    """The example of docs/soundness.md: within R of x = 0 but outside of [0, 1], rounding changes the label."""
     layer = nn.Linear(1, 2).double()
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[1e6], [1e6 + 1e-9]], dtype=torch.float64))

@@ -1,14 +1,9 @@
 """The command line: help, flags, errors and exit codes."""
 
-import ast
-import dataclasses
-import inspect
-import itertools
+import re
 import subprocess
 import sys
-import textwrap
 import typing
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -56,35 +51,13 @@ def test_python_m_lipflow():
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_help_explains_every_flag(name, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "500")  # no line is broken
+    monkeypatch.setenv("COLUMNS", "500")  # so that no line is broken
     with pytest.raises(SystemExit) as caught:
         cli.main([name, "--help"])
     assert caught.value.code == 0
-    printed = capsys.readouterr().out
-    for flag, help_line in flags(getattr(cli._module(name), name.capitalize())):
-        assert flag in printed
-        assert help_line in printed
-
-
-def flags(kind: type) -> Iterator[tuple[str, str]]:
-    """The flags of a frozen dataclass and of its nested ones, each with the docstring that must follow its field."""
-    assert dataclasses.is_dataclass(kind)
-    assert kind.__dataclass_params__.frozen
-    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body
-    explained = {
-        node.target.id: after.value.value
-        for node, after in itertools.pairwise(body)
-        if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr)
-    }
-    for field in dataclasses.fields(kind):
-        if field.name in CHOICES and kind is not Choices:  # its flags are those of Choices
-            continue
-        inner = typing.get_type_hints(kind)[field.name]
-        if dataclasses.is_dataclass(inner):
-            yield from flags(inner)
-            continue
-        required = field.default is field.default_factory is dataclasses.MISSING
-        yield "" if required else f"--{field.name.replace('_', '-')}", explained[field.name]
+    flags = re.split(r"\n[│ ] (?=--\w)", capsys.readouterr().out)[1:]
+    assert [flag for flag in flags if ". (default: " not in flag] == []  # a sentence stands before the default
+    assert bool(flags) == (name != "models")
 
 
 def test_train_flags_change_the_published_recipe():
@@ -122,8 +95,6 @@ def test_train_has_a_flag_for_every_number_of_every_choice():
         ("trian", "there is no command 'trian'; did you mean train?"),
         ("x", f"there is no command 'x'; there are {', '.join(cli.COMMANDS)}"),
         ("train --model resnet", "there is no recipe for a model 'resnet'"),
-        ("train --model cpl-xxl --data digits --out OUT", "there is no model 'cpl-xxl'"),
-        ("train --model cpl-fast --data mnist --out OUT", "no dataset is called 'mnist'"),
         ("train --model cpl-fast", "--model cpl-fast needs --data"),
         ("train --data cifar10", "--data cifar10 needs --model"),
         ("train --gamma 2", "--gamma is for --loss certificate"),
@@ -131,10 +102,7 @@ def test_train_has_a_flag_for_every_number_of_every_choice():
         ("train --loss l2", "l2"),
         ("train --model-args depth", "depth"),
         ("train --model-args depth=3 depth=4 --out OUT", "depth is given twice"),
-        ("train --model-args dept=3 --out OUT", "no argument 'dept'"),
-        ("train --budget soon", "not 'soon'"),
         ("train --resume --out OUT", "holds no run"),
-        ("train --model cpl-s --data cifar10 --data-dir OUT --out OUT", "check --data-dir"),
         ("certify OUT", "no trained network of that name"),
         ("attack cpl-fast", "did you mean cpl-fast-cifar10?"),
         ("check OUT", "lipflow certify"),
@@ -203,20 +171,11 @@ def test_models_and_data(capsys):
     assert "1×8×8" in printed
 
 
-def test_train_and_resume(tmp_path, capsys):
-    def train(folder: str, *words: str) -> int:
-        return cli.main(["train", "--out", str(tmp_path / folder), *words])
-
-    assert train("a", *TINY) == 0
-    assert train("a", *TINY) == 2
-    assert "add --resume" in capsys.readouterr().err
-    assert train("a", "--resume") == 0
-    assert "has ended already" in capsys.readouterr().out
-    assert train("a", "--resume", "--epochs", "7", "--device", "cpu") == 2
-    assert "--epochs 7 (the run has 1)" in capsys.readouterr().err
+def test_a_run_may_be_moved_and_resumed(tmp_path):
+    assert cli.main(["train", "--out", str(tmp_path / "a"), *TINY]) == 0
     (tmp_path / "a").rename(tmp_path / "b")
     (tmp_path / "b" / "model.safetensors").unlink()
-    assert train("b", "--resume") == 0
+    assert cli.main(["train", "--out", str(tmp_path / "b"), "--resume"]) == 0
     assert (tmp_path / "b" / "model.safetensors").is_file()
     assert not (tmp_path / "a").exists()
 
@@ -229,11 +188,9 @@ def test_demo_runs_the_commands_that_it_prints(tmp_path, monkeypatch, capsys):
         return [[*words, *(TINY if words[0] == "train" else [])] for words in commands(out)]
 
     monkeypatch.setattr(cli, "demo_commands", tiny)
-    assert cli.main(["demo"]) == 0
-    printed = capsys.readouterr().out
-    for words in commands(Path("runs/demo")):
-        assert f"$ lipflow {' '.join(words)}" in printed
-    assert "accepted: 300 radii" in printed
-    assert (tmp_path / "runs" / "demo" / "report.html").is_file()
-    assert cli.main(["demo"]) == 0
-    assert (tmp_path / "runs" / "demo-2" / "model.safetensors").is_file()
+    for folder in ("runs/demo", "runs/demo-2"):
+        assert cli.main(["demo"]) == 0
+        printed = capsys.readouterr().out
+        assert all(f"$ lipflow {' '.join(words)}" in printed for words in commands(Path(folder)))
+        assert "accepted: 300 radii" in printed
+        assert (tmp_path / folder / "report.html").is_file()

@@ -3,6 +3,7 @@
 import json
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,7 +16,6 @@ import torch
 import lipflow
 from lipflow import cli
 from lipflow.commands.parts import PartCache
-from lipflow.commands.terminal import with_progress_bar
 from tests.processes import TIMEOUT_SECONDS, torchrun
 
 TINY = ["--model-args", "depth=1", "channels=2", "inner=2", "depth_linear=1", "features=8", "--epochs", "2"]
@@ -38,6 +38,25 @@ def certified(run, capsys):
     assert lipflow_command("certify", run, "--limit", 40) == 0
     capsys.readouterr()
     return run
+
+
+@pytest.fixture
+def interrupt(monkeypatch):
+    """Let the n-th call of a function of lipflow raise KeyboardInterrupt; return the list of its calls."""
+
+    def interrupted(name: str, n: int) -> list:
+        function, calls = pkgutil.resolve_name(f"lipflow.{name}"), []
+
+        def call(*arguments, **options):
+            calls.append(arguments)
+            if len(calls) == n:
+                raise KeyboardInterrupt
+            return function(*arguments, **options)
+
+        monkeypatch.setattr(f"lipflow.{name}", call)
+        return calls
+
+    return interrupted
 
 
 def stated(path: Path) -> dict:
@@ -89,26 +108,28 @@ def line_of(printed: str, radius: str) -> list[str]:
     return [cell.strip() for cell in row.strip("│").split("│")][1:]
 
 
-@pytest.mark.parametrize("where", ["table", "inside", "nearest"])
-def test_attack_reports_a_broken_certificate(certified, where, monkeypatch, capsys):
-    real = lipflow.attack.pgd, lipflow.attack.nearest
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [("table", "broken"), ("inside", "inside of the certified ball"), ("nearest", "nearer than the certified")],
+)
+def test_attack_reports_a_broken_certificate(certified, where, message, monkeypatch, capsys):
+    real_pgd, real_nearest = lipflow.attack.pgd, lipflow.attack.nearest
 
     def pgd(model, images, labels, epsilons, attack=None, indices=None):
-        found = real[0](model, images, labels, epsilons, attack, indices)
-        inside = isinstance(epsilons[0], torch.Tensor)
-        if where == "table" and not inside:
+        found = real_pgd(model, images, labels, epsilons, attack, indices)
+        of_gallery = isinstance(epsilons[0], torch.Tensor)
+        if where == "table" and not of_gallery:
             return replace(found, success=torch.ones_like(found.success))
-        return replace(found, label=found.label + 1) if where == "inside" and inside else found
+        return replace(found, label=found.label + 1) if where == "inside" and of_gallery else found
 
-    def nearest(model, images, labels, **more):
-        found = real[1](model, images, labels, **more)
+    def nearest(*arguments, **options):
+        found = real_nearest(*arguments, **options)
         return replace(found, distance=0 * found.distance) if where == "nearest" else found
 
     monkeypatch.setattr("lipflow.attack.pgd", pgd)
     monkeypatch.setattr("lipflow.attack.nearest", nearest)
     assert lipflow_command("attack", certified, "--radii", "0.05", "--steps", 2, "--gallery", 6) == 1
-    message = {"table": "broken", "inside": "inside of the certified ball", "nearest": "nearer than the certified"}
-    assert message[where] in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["models"], ["report", "RUN", "--out", "PAGE"]], ids=lambda words: words[0])
@@ -121,7 +142,7 @@ def test_a_closed_pipe_has_exit_code_141(run, words, tmp_path):
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_SECONDS)
     os.close(write)
     assert done.returncode == 141, done.stderr
-    assert not {"Traceback", "BrokenPipe", "Exception"} & set(done.stderr.replace(":", " ").split())
+    assert not re.search("Traceback|BrokenPipe|Exception", done.stderr)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it finds the file of a descriptor in /proc")
@@ -192,23 +213,14 @@ def test_the_gallery_has_images_inside_and_beyond_the_certified_balls(certified)
     assert "examples" not in stated(run / "attack.json")
 
 
-def test_an_interrupted_gallery_keeps_the_outcome(certified, monkeypatch, capsys):
+def test_an_interrupted_gallery_keeps_the_outcome(certified, interrupt, monkeypatch, capsys):
     """No examples of a previous attack are left beside it."""
     words = ["attack", certified, "--steps", 2, "--gallery", 9, "--radii", "0.25"]
     assert lipflow_command(*words, "0.5") == 0
-    calls, nearest = [], lipflow.attack.nearest
-
-    def interrupted(*arguments, **options):
-        calls.append(len(arguments[1]))
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return nearest(*arguments, **options)
-
-    monkeypatch.setattr("lipflow.attack.nearest", interrupted)
     monkeypatch.setattr("lipflow.train.writer.SECONDS_BETWEEN_LINES", 0.0)
+    interrupt("attack.nearest", 2)
     capsys.readouterr()
     assert lipflow_command(*words) == 130
-    assert calls == [4, 4]
     assert "attacking for the gallery: 4/9 images" in capsys.readouterr().out
     outcome = stated(certified / "attack.json")
     assert (list(outcome["robust"]), len(outcome["clean"]), "examples" in outcome) == (["0.25"], 40, False)
@@ -217,110 +229,83 @@ def test_an_interrupted_gallery_keeps_the_outcome(certified, monkeypatch, capsys
     assert "40 of 40 images were done before an interruption" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("network", "shape", "label"), [("cpl-digits", (1, 8, 8), 0), (torch.nn.Linear(6, 3), (6,), 0), ("none", (), -1)]
-)
-def test_attack_takes_a_certificate_of_a_users_network(network, shape, label, tmp_path, capsys):
-    """Without a run; but an attack needs true labels."""
-    x = torch.rand(4, *(shape or (1, 8, 8)))
-    network = lipflow.build("cpl-digits") if isinstance(network, str) else network
-    frozen = lipflow.freeze(network, in_shape=tuple(x.shape[1:]))
+@pytest.mark.parametrize(("shape", "label"), [((1, 4, 4), 0), ((6,), 0), ((6,), -1)])
+def test_attack_needs_no_run_but_true_labels(shape, label, tmp_path, capsys):
+    x = torch.rand(4, *shape)
+    frozen = lipflow.freeze(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(x[0].numel(), 3)), in_shape=shape)
     lipflow.certificate.save(tmp_path, frozen, lipflow.certify(frozen, x), x, torch.full((4,), label))
-    assert lipflow_command("attack", tmp_path, "--steps", 1, "--gallery", 2) == (0 if label == 0 else 2)
+    code = lipflow_command("attack", tmp_path, "--steps", 1, "--gallery", 2)
     if label == 0:
+        assert code == 0
         assert list(stated(tmp_path / "attack.json")["robust"]) == ["36/255", "72/255", "108/255"]
     else:
+        assert code == 2
         assert "an attack needs true labels" in capsys.readouterr().err
 
 
-def _without_rows(run: Path) -> None:
-    with np.load(run / "certified.npz") as rows:
-        np.savez(run / "certified.npz", **{name: column[:0] for name, column in rows.items()})
-
-
-def _other_network(run: Path) -> None:
-    lipflow.freeze(lipflow.build("cpl-digits")).save(run / "frozen.safetensors")
-
-
-def _other_claim(run: Path) -> None:
-    path = run / "certificate.json"
-    path.write_text(path.read_text().replace('"rounding": ', '"rounding": 0', 1))
-
-
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("file", "message"),
     [
-        (_without_rows, "it was changed after it was written"),
-        (_other_network, "is not the network of"),
-        (_other_claim, "cannot be read"),
-        (lambda run: (run / "certificate.json").unlink(), "holds no certificate"),
+        ("certified.npz", "it was changed after it was written"),
+        ("frozen.safetensors", "is not the network of"),
+        ("certificate.json", "cannot be read"),
     ],
 )
-def test_attack_and_check_refuse_a_changed_certificate(certified, change, message, capsys):
-    change(certified)
+def test_attack_and_check_refuse_a_changed_file(certified, file, message, capsys):
+    with (certified / file).open("ab") as changed:
+        changed.write(b"x")
     assert lipflow_command("attack", certified) == 2
     assert message in capsys.readouterr().err
-    missing = message == "holds no certificate"
-    assert lipflow_command("check", certified) == (2 if missing else 1)
-    assert capsys.readouterr().out.startswith("" if missing else "rejected: ")
+    assert lipflow_command("check", certified) == 1
+    assert capsys.readouterr().out.startswith("rejected: ")
+    (certified / file).unlink()
+    assert lipflow_command("attack", certified) == 2
+    assert "holds no certificate" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["empty", "file", "cpl-fast-cifar10"])
-def test_check_of_no_certificate_is_a_mistake_of_the_user(name, tmp_path, monkeypatch, capsys):
+def test_check_does_not_reject_a_missing_certificate(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
     assert lipflow_command("check", name) == 2
-    out, err = capsys.readouterr()
-    assert not out
-    assert err.startswith("lipflow: there is no certificate in ")
+    assert capsys.readouterr().err.startswith("lipflow: there is no certificate in ")
 
 
 def test_check_needs_no_torch(certified):
-    code = (
-        "import sys\n"
-        "class Absent:\n"
-        "    def find_spec(self, name, *_):\n"
-        "        if name in ('torch', 'safetensors', 'matplotlib'): raise ModuleNotFoundError(name)\n"
-        "sys.meta_path.insert(0, Absent())\n"
-        "from lipflow.cli import main\n"
-        "print([main(['check', sys.argv[1]]), main(['check', 'missing'])])"
-    )
+    code = """
+import sys
+class Absent:
+    def find_spec(self, name, *_):
+        if name in ("torch", "safetensors", "matplotlib"): raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+from lipflow.cli import main
+print([main(["check", sys.argv[1]]), main(["check", "missing"])])
+"""
     done = subprocess.run([sys.executable, "-c", code, str(certified)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("[0, 2]\n")
 
 
+CERTIFY = ["certify", "RUN", "--limit", 35]
+ATTACK = ["attack", "RUN", "--radii", "0.5", 1, "--steps", 2, "--gallery", 0, "--limit", 35]
+
+
 @pytest.mark.parametrize(
-    ("words", "size", "work", "written"),
+    ("words", "size", "work", "file"),
     [
-        (["certify", "--limit", 35], "certificate.CHUNK_IMAGES", "frozen.Frozen.receive", "certified.npz"),
-        (
-            ["attack", "--radii", "0.5", 1, "--steps", 2, "--gallery", 0, "--limit", 35],
-            "commands.attack.CHUNK_IMAGES",
-            "attack.pgd",
-            "attack.json",
-        ),
+        (CERTIFY, "certificate.CHUNK_IMAGES", "frozen.Frozen.receive", "certified.npz"),
+        (ATTACK, "commands.attack.CHUNK_IMAGES", "attack.pgd", "attack.json"),
     ],
 )
-def test_an_interrupted_command_resumes(certified, words, size, work, written, tmp_path, monkeypatch, capsys):
+def test_an_interrupted_command_resumes(certified, words, size, work, file, interrupt, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("lipflow.data.network.own_cache", lambda: tmp_path)
     monkeypatch.setattr(f"lipflow.{size}", 10)
-    words, path = [words[0], certified, *words[1:]], certified / written
+    words, path = [certified if word == "RUN" else word for word in words], certified / file
     assert lipflow_command(*words) == 0
     expected = path.read_bytes()
     path.unlink()
-    if words[0] == "certify":
-        (certified / "certificate.json").unlink()
-    real, calls = pkgutil.resolve_name(f"lipflow.{work}"), []
-
-    def interrupted(*arguments):
-        calls.append(arguments)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return real(*arguments)
-
-    monkeypatch.setattr(f"lipflow.{work}", interrupted)
+    calls = interrupt(work, 3)
     capsys.readouterr()
     assert lipflow_command(*words) == 130
     assert "20 of 35 images are done" in capsys.readouterr().err
@@ -397,14 +382,3 @@ def test_the_recipes_number_of_threads_is_used_and_restored(certified, monkeypat
     finally:
         torch.set_num_threads(before)
     assert set(seen) == {1}
-
-
-def test_progress_shows_rate_and_time_left(monkeypatch, capsys):
-    monkeypatch.setattr("lipflow.train.writer.SECONDS_BETWEEN_LINES", 0.0)
-    parts = torch.arange(25).split(10)
-    assert torch.equal(torch.cat(list(with_progress_bar(parts, "attacking"))), torch.arange(25))
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[0] for line in lines] == ["attacking 10/25 images", "attacking 20/25 images"]
-    assert all("images/s" in line and line.endswith("left") for line in lines)
-    list(with_progress_bar(parts, "attacking", shown=False))
-    assert not capsys.readouterr().out

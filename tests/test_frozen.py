@@ -218,7 +218,7 @@ def test_load_refuses_other_files(tmp_path):
     refuses("is not a frozen lipflow network")
     for text in ("[", "[1]"):
         save_file({"t": torch.zeros(1)}, str(path), {"lipflow": text})
-        refuses("does not describe a network")
+        refuses("cannot be read: it is not")
     frozen = lipflow.freeze(lipflow.build("cpl-digits"))
     for change, words in INVALID:
         description, tensors = describe(frozen.graph, frozen.domain)

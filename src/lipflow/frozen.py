@@ -1,7 +1,7 @@
-"""`freeze`, and the frozen network: a graph of primitives in float64, with its constants.
+"""`freeze`, and frozen networks: graphs of primitives in float64, with their constants.
 
-Let f be the exact map of the graph and f̂ the program that runs it. On the box of the domain, ‖f̂(x) - f(x)‖ ≤ E, and
-fᵢ - fⱼ is dᵢⱼ-Lipschitz. E is `rounding` and d is `pair_bounds`; `lipflow.graph.fold` computes them.
+Let f be the exact map of the graph and f̂ the program. For x in the domain, ‖f̂(x) - f(x)‖ ≤ E, and fᵢ - fⱼ is
+dᵢⱼ-Lipschitz. E is `rounding` and d is `pair_bounds`; `lipflow.graph.fold` computes them.
 """
 
 import hashlib
@@ -29,14 +29,15 @@ from lipflow.operators.columns import CACHE_BYTES
 from lipflow.primitives import Constant
 from lipflow.rounding import RANGE
 from lipflow.shapes import Shape, require_batch, shape_of
+from lipflow.untrusted import json_object
 
 P = ParamSpec("P")
 T = TypeVar("T")
-MAX_CHUNK_IMAGES = 64  # that go through a layer at a time if its weights are larger than the images
+MAX_CHUNK_IMAGES = 64  # in a chunk of layers that have more weights than values per image
 
 
 class LedgerRow(NamedTuple):
-    """A vertex of the graph: its constant L and why it holds, what its rounding adds to E, the bound of its norm."""
+    """A vertex of the graph: its L and how it was obtained, what its rounding adds to E, and a bound of its norm."""
 
     kind: str
     name: str
@@ -52,7 +53,7 @@ def on_cpu(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def wrapper(*arguments: P.args, **named: P.kwargs) -> T:
-        if torch.get_default_device().type == "cpu":  # the context manager below slows down every function of torch
+        if torch.get_default_device().type == "cpu":  # the context below slows down every function of torch
             return function(*arguments, **named)
         with torch.device("cpu"):
             return function(*arguments, **named)
@@ -67,7 +68,7 @@ class Frozen:
 
     It maps images (batch, *in_shape), uint8 (read as k/255) or floats in its domain, to scores (batch, classes).
     `lipschitz` is L of the whole network, `rounding` is E, `pair_bounds` holds the constants of fᵢ - fⱼ, and `ledger`
-    has a row for each vertex of the graph. It owns its weights. `module()` wraps it in an nn.Module.
+    has a row for each vertex of the graph. `module()` wraps it in an nn.Module.
     """
 
     graph: Graph
@@ -94,7 +95,7 @@ class Frozen:
         return Frozen(graph, (float(domain[0]), float(domain[1])), ledger, total, rounding, folded.pairs)
 
     def __call__(self, x: Tensor) -> Tensor:
-        # A compiled network would be a different program from the one that is certified.
+        # The certificate holds for this program, so torch.compile must not change it.
         return (_uncompiled if "torch._dynamo" in sys.modules else Frozen._run)(self, x)
 
     def _run(self, x: Tensor) -> Tensor:
@@ -133,9 +134,9 @@ class Frozen:
     def _parts(self) -> tuple[Sequence[Vertex], Sequence[Vertex], int]:
         """The body, which runs on chunks of images, the dense layers, which run on all images, and the chunk's size.
 
-        Chunks are so small that the values between two layers of the body stay in the processor's cache. Dense layers
-        have more weights than values, so they take all images at once. The last vertex of the body is the first of the
-        dense part, and the only one that the dense part needs, apart from constants.
+        The values of a chunk between two layers of the body fit into the processor's cache. Dense layers have more
+        weights than values, so they take all images at once. The last vertex of the body is the first of the dense
+        part, which needs no other vertex of the body but constants.
         """
         vertices = self.graph.vertices
         place = {id(v): i for i, v in enumerate(vertices)}
@@ -160,8 +161,6 @@ class Frozen:
         shapes = f"{self.in_shape} → {self.graph.output.shape}"
         return f"Frozen({shapes}, L = {self.lipschitz}, E = {self.rounding:.3g}, [{kinds}{more}])"
 
-    # Files
-
     def save(self, path: str | Path) -> None:
         """Write the network to a safetensors file: tensors, and the graph as metadata."""
         description, tensors = describe(self.graph, self.domain)
@@ -182,12 +181,7 @@ class Frozen:
             raise ValueError(f"{path} is not a complete safetensors file: {error}") from None
         if text is None:
             raise ValueError(f"{path} is not a frozen lipflow network: its metadata has no entry 'lipflow'")
-        try:
-            description = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"{path} does not describe a network: {error}") from None
-        if not isinstance(description, dict):
-            raise ValueError(f"{path} does not describe a network")
+        description = json_object(Path(path), text.encode())
         if "model" in description:
             raise ValueError(f"{path} is a network that is not frozen: use lipflow.freeze(lipflow.load(path))")
         if description.get("schema") != SCHEMA:
@@ -218,13 +212,11 @@ _UNCOMPILED: list[Any] = []
 def _uncompiled(frozen: Frozen, x: Tensor) -> Tensor:
     """Compute the scores outside of the graph of torch.compile."""
     if not _UNCOMPILED:
-        _UNCOMPILED.append(torch.compiler.disable(Frozen._run))  # on first use, as this imports the compiler
+        _UNCOMPILED.append(torch.compiler.disable(Frozen._run))  # not at import: this loads the compiler
     return _UNCOMPILED[0](frozen, x)
 
 
 class _Module(nn.Module):
-    """A frozen network as a module without parameters."""
-
     def __init__(self, frozen: Frozen) -> None:
         super().__init__()
         self.frozen, self.training = frozen, False
@@ -253,33 +245,31 @@ def freeze(model: nn.Module | Frozen, in_shape: Shape | None = None, domain: Dom
 def require_numbers(vertex: Vertex) -> None:
     """Raise if a stored number is not finite, so large that products overflow, or subnormal.
 
-    Some processors read subnormal numbers as 0, an error that large inputs can make large.
+    Some processors read subnormal numbers as 0, and a large input makes that error large.
     """
     for field, t in tensors_of(vertex.primitive):
         if not t.is_floating_point():
             continue
         bits = t.contiguous().view(torch.int64)
-        exponent = (bits >> 52) & 2047  # from the bits, as a processor may read the number as 0
-        called = f"{vertex.name or 'the network'}: {vertex.primitive.kind}"
+        exponent = (bits >> 52) & 2047  # of the bits, as the processor may read the number as 0
+        found = f"{vertex.name or 'the network'}: {vertex.primitive.kind} has a number in {field} that is"
         if bool(((exponent == 0) & (bits << 1 != 0)).any()):
-            raise LoweringError(f"{called} has a subnormal number in {field}, below 2⁻¹⁰²²; set it to 0")
-        if bool((t.abs() > float(RANGE)).any()) or not bool(torch.isfinite(t).all()):
-            raise LoweringError(f"{called} has a number in {field} that is so large that products overflow")
+            raise LoweringError(f"{found} subnormal, below 2⁻¹⁰²²; set it to 0")
+        if not bool((t.abs() <= float(RANGE)).all()):  # false for NaN
+            raise LoweringError(f"{found} not finite, or so large that products overflow")
 
 
 def require_arithmetic() -> None:
-    """Raise if a quick test finds that float64 arithmetic does not round to nearest as IEEE 754 says."""
-    one = torch.ones(1, dtype=torch.float64)
+    """Raise if float64 arithmetic does not round to nearest, as far as a quick test can tell."""
+    one, numbers = torch.ones(1, dtype=torch.float64), torch.arange(1, 10001, dtype=torch.float64)
     half = one * 2.0**-53
-    right = [
-        (one + half == one).item(),  # a tie goes to even
-        (one + half * 1.5 > one).item(),
-        (one - half < one).item(),
-        (one / 3 * 3 == one).item(),
-        ((one * 2.0**27 + 1).square() - 2.0**54 == 2.0**28).item(),
+    results = [
+        one + half == one,  # ties go to even
+        one + half * 1.5 > one,
+        one - half < one,
+        one / 3 * 3 == one,
+        (one * 2.0**27 + 1).square() - 2.0**54 == 2.0**28,
+        numbers @ numbers == 10000 * 10001 * 20001 // 6,
     ]
-    exact = torch.arange(1, 10001, dtype=torch.float64) @ torch.arange(1, 10001, dtype=torch.float64)
-    if not all(right) or exact.item() != 10000 * 10001 * 20001 // 6:
-        raise RuntimeError(
-            "float64 arithmetic of this process does not round to nearest, as IEEE 754 says; nothing can be certified"
-        )
+    if not all(bool(result) for result in results):
+        raise RuntimeError("float64 arithmetic of this process does not round to nearest, so nothing can be certified")

@@ -67,7 +67,7 @@ class OffsetCrossEntropy(Loss):
         _require(self.temperature > 0, f"temperature must be above 0, not {self.temperature}")
 
     def each(self, logits: Tensor, labels: Tensor, head: Head | None = None) -> Tensor:
-        offsets = self.offset * _one_hot(labels, logits.shape[1]).to(logits.dtype)
+        offsets = logits.new_zeros(logits.shape).scatter(1, labels[:, None], self.offset)
         return _cross_entropy((logits - offsets) / self.temperature, labels)
 
 
@@ -116,7 +116,7 @@ def radii(logits: Tensor, labels: Tensor, pairs: Tensor) -> Tensor:
     """
     import torch
 
-    own = _one_hot(labels, logits.shape[1]).bool()
+    own = torch.zeros_like(logits, dtype=torch.bool).scatter(1, labels[:, None], True)
     distances = pairs.to(logits)[labels].masked_fill(own, 1)
     tiny = torch.finfo(distances.dtype).tiny  # the distance of equal rows is 0
     return (gaps(logits, labels) / distances.clamp_min(tiny)).masked_fill(own, math.inf).amin(1)
@@ -126,12 +126,6 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     from torch.nn.functional import cross_entropy
 
     return cross_entropy(logits, labels, reduction="none")
-
-
-def _one_hot(labels: Tensor, classes: int) -> Tensor:
-    from torch.nn.functional import one_hot
-
-    return one_hot(labels, classes)
 
 
 def _require(holds: bool, otherwise: str) -> None:

@@ -1,11 +1,13 @@
-"""Activations and shapes: what they compute, and what they refuse."""
+"""Activations and shapes, heads, and the errors of all blocks."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
 from torch import nn
 
+import lipflow
 from lipflow import blocks
 
 
@@ -20,21 +22,20 @@ def test_groupsort_sorts_each_group():
     assert torch.equal(blocks.GroupSort(3)(x), expected)
 
 
-def test_householder_starts_as_maxmin_and_preserves_norms():
-    x = torch.randn(5, 4, 3, 3)
-    layer = blocks.Householder(4)
+def test_householder_is_maxmin_at_first_and_preserves_norms():
+    x, layer = torch.randn(5, 4, 3, 3), blocks.Householder(4)
     torch.testing.assert_close(layer(x), blocks.MaxMin()(x), rtol=1e-5, atol=1e-6)
     nn.init.uniform_(layer.theta, 0, 2 * math.pi)
     torch.testing.assert_close(layer(x).flatten(1).norm(dim=1), x.flatten(1).norm(dim=1))
 
 
-def test_average_pooling_keeps_constants_at_full_length():
+def test_average_pooling_preserves_the_norm_of_constants():
     x = torch.ones(1, 1, 4, 4)
     assert blocks.AvgPool(2)(x).tolist() == [[[[2.0, 2.0], [2.0, 2.0]]]]
     assert blocks.AvgPool(2)(x).norm() == x.norm()
 
 
-def test_space_to_depth_is_pixel_unshuffle():
+def test_space_to_depth_is_pixel_unshuffle_in_either_memory_format():
     x = torch.randn(2, 3, 4, 6)
     assert torch.equal(blocks.SpaceToDepth(2)(x), nn.PixelUnshuffle(2)(x))
     folded = blocks.SpaceToDepth(2)(x.contiguous(memory_format=torch.channels_last))
@@ -42,35 +43,68 @@ def test_space_to_depth_is_pixel_unshuffle():
     assert torch.equal(folded, nn.PixelUnshuffle(2)(x))
 
 
-def test_padding_appends_zero_channels():
+def test_pad_channels_appends_zeros():
     x = torch.randn(2, 3, 4, 4)
-    padded = blocks.PadChannels(5)(x)
-    assert torch.equal(padded[:, :3], x)
-    assert not padded[:, 3:].any()
+    assert torch.equal(blocks.PadChannels(5)(x), torch.cat([x, torch.zeros(2, 2, 4, 4)], 1))
 
 
-def test_center_scales_by_channel():
+def test_normalize_acts_on_channels():
     x = torch.rand(2, 2, 3, 3)
     mean, std = torch.tensor([0.1, 0.2]).reshape(2, 1, 1), torch.tensor([0.5, 0.25]).reshape(2, 1, 1)
     torch.testing.assert_close(blocks.Normalize([0.1, 0.2], [0.5, 0.25])(x), (x - mean) / std)
+
+
+def pair_bound(head: blocks.Head, features: int) -> float:
+    return float(lipflow.freeze(nn.Sequential(head), in_shape=(features,)).pair_bounds[0, 1])
+
+
+def test_the_pair_constant_of_opposite_unit_rows_is_two():
+    head = blocks.LastLayerNormalization(3, 2)
+    with torch.no_grad():
+        head.weight.copy_(torch.tensor([[5.0, 0.0, 0.0], [-0.1, 0.0, 0.0]]))
+    assert 2 <= pair_bound(head, 3) < 2 + 1e-9
+    assert float(head.pair_constants()[0, 1].detach()) == pytest.approx(2, rel=1e-6)
+
+
+def test_the_pair_bound_of_truncation_is_above_the_root_of_two():
+    head = blocks.Truncate(3)
+    bound = pair_bound(head, 5)
+    assert 2 <= Fraction(bound) ** 2 < 2 + Fraction(1, 10**9)
+    assert float(head.pair_constants()[0, 1]) == pytest.approx(bound, rel=1e-9)
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda: blocks.GroupSort(1), "at least 2 entries, not 1"),
-        (lambda: blocks.GroupSort(3)(torch.zeros(1, 4)), r"that 3 divides, not \(1, 4\)"),
+        (lambda: blocks.GroupSort(3)(torch.zeros(1, 4)), r"not \(1, 4\)"),
         (lambda: blocks.Householder(3), "even number of them, not 3"),
-        (lambda: blocks.Householder(4)(torch.zeros(1, 6)), r"with 4 channels, not \(1, 6\)"),
-        (lambda: blocks.PadChannels(2)(torch.zeros(1, 3, 2, 2)), "cannot narrow an input of 3"),
+        (lambda: blocks.Householder(4)(torch.zeros(1, 6)), r"4 channels, not \(1, 6\)"),
+        (lambda: blocks.PadChannels(2)(torch.zeros(1, 3, 2, 2)), "cannot narrow"),
+        (lambda: blocks.TakeChannels(4)(torch.zeros(2, 3)), "cannot widen"),
+        (lambda: blocks.TakeChannels(0), "at least 1, not 0"),
         (lambda: blocks.AvgPool(0), "at least 1, not 0"),
         (lambda: blocks.AvgPool(4)(torch.zeros(1, 1, 3, 8)), "at least as large"),
-        (lambda: blocks.SpaceToDepth(2)(torch.zeros(1, 1, 3, 4)), r"sides it divides, not \(1, 1, 3, 4\)"),
+        (lambda: blocks.SpaceToDepth(2)(torch.zeros(1, 1, 3, 4)), r"not \(1, 1, 3, 4\)"),
         (lambda: blocks.Normalize(math.nan), "mean is a finite number"),
         (lambda: blocks.Normalize(0.0, 0.0), "std is a finite number above 0.0"),
-        (lambda: blocks.Normalize([0.1, 0.2])(torch.zeros(1, 3, 2, 2)), "Normalize has 2 channels"),
+        (lambda: blocks.Normalize([0.1, 0.2])(torch.zeros(1, 3, 2, 2)), "2 channels"),
+        (lambda: blocks.Bias(0), "at least 1, not 0"),
+        (lambda: blocks.Bias(3)(torch.zeros(2, 4)), r"not \(2, 4\)"),
+        (lambda: blocks.Truncate(4)(torch.zeros(2, 3)), r"not \(2, 3\)"),
+        (lambda: blocks.Truncate(0), "at least 1, not 0"),
+        (lambda: blocks.LastLayerNormalization(3, 2)(torch.zeros(2, 4)), r"not \(2, 4\)"),
+        (lambda: blocks.FlipAverage(nn.Linear(3, 3))(torch.zeros(2, 3)), r"not \(2, 3\)"),
+        (lambda: lipflow.ReshapedScale(0.0), "above 0, not 0.0"),
+        (lambda: lipflow.bcop_conv(0, 3), "in_channels must be an integer of at least 1, not 0"),
+        (lambda: lipflow.bcop_conv(3, 3, iterations=0), "iterations"),
+        (lambda: lipflow.bcop_conv(3, 3)(torch.zeros(1, 2, 4, 4)), r"\(batch, 3, height, width\)"),
+        (lambda: lipflow.bjorck_dense(3, 2.5), "out_features"),
+        (lambda: lipflow.cayley_dense(4, 3)(torch.zeros(2, 5, 4)), r"not \(batch, 5, 4\); flatten"),
+        (lambda: lipflow.bjorck_dense(4, 3)(torch.zeros(2, 5, 4)), r"not \(batch, 5, 4\); flatten"),
+        (lambda: lipflow.soc_conv(3, 3, 2), "odd kernel, not 2×2"),
     ],
 )
-def test_bad_input_is_answered(call, words):
+def test_wrong_arguments_are_refused(call, words):
     with pytest.raises(ValueError, match=words):
         call()

@@ -7,6 +7,7 @@ import os
 import tarfile
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -45,15 +46,6 @@ def test_load_reads_a_folder_or_an_archive(layout, tmp_path):
         load(layout.name, tmp_path / "parent", image_size=64)
     with pytest.raises(DataError, match=r"bytes, not \d{8}"):
         load(layout.name, tmp_path / "parent")  # of the official counts
-
-
-def test_load_holds_validation_out_of_the_training_images(layout, tmp_path):
-    write_folder(layout, tmp_path / layout.folder)
-    whole, parts = ask(layout, tmp_path), ask(layout, tmp_path, validation=50)
-    assert (len(parts.train), len(parts.validation)) == (len(whole.train) - 50, 50)
-    assert torch.equal(parts.test.images, whole.test.images)
-    both = torch.cat([parts.train.images, parts.validation.images]).flatten(1)
-    assert torch.equal(both.unique(dim=0), whole.train.images.flatten(1).unique(dim=0))
 
 
 def test_load_rejects_damaged_folders(layout, tmp_path):
@@ -112,6 +104,13 @@ def test_load_rejects_damaged_archives(layout, tmp_path):
     write_archive(layout, archive, leave_out=last)
     with pytest.raises(DataError, match=f"lacks {layout.folder}/{last}"):
         ask(layout, tmp_path)
+
+
+def test_load_reports_errors_of_the_system(layout, tmp_path, monkeypatch):
+    write_archive(layout, tmp_path / layout.archive)
+    monkeypatch.setattr("lipflow.data.cifar.gzip.open", Mock(side_effect=PermissionError("Permission denied")))
+    with pytest.raises(DataError, match=f"{layout.name} cannot be read: .*Permission denied"):
+        load(layout.name, tmp_path)
 
 
 def test_load_rejects_archives_with_a_short_member_or_a_link(layout, tmp_path):

@@ -52,25 +52,17 @@ def test_download_fetches_a_file_once(server, tmp_path):
     assert download("it", f"{server}/data.bin", SHA256, cache) == path
 
 
-def assert_one_line(error: DataError, *parts: str) -> None:
-    assert "\n" not in str(error)
-    assert error.__suppress_context__
-    for part in parts:
-        assert part in str(error)
-
-
 @pytest.mark.parametrize(
     ("file", "sha256", "words"),
     [
-        ("data.bin", "0" * 64, ("could not download it", "hash", "--data-dir")),
-        ("other.bin", SHA256, ("404", "get other.bin on another machine")),
+        ("data.bin", "0" * 64, "could not download it .* hash .* --data-dir"),
+        ("other.bin", SHA256, "404.* get other.bin on another machine"),
     ],
-    ids=["wrong hash", "not there"],
+    ids=["wrong hash", "not found"],
 )
 def test_download_that_fails_raises_one_line_and_leaves_no_file(server, tmp_path, file, sha256, words):
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=rf"^.*{words}.*\Z"):
         download("it", f"{server}/{file}", sha256, tmp_path / "cache")
-    assert_one_line(caught.value, *words)
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -78,9 +70,8 @@ def test_load_without_a_network_raises_one_line(tmp_path, monkeypatch):
     """Nothing listens on port 9; without data_dir, load tries to download."""
     monkeypatch.setenv("LIPFLOW_DATA", str(tmp_path))
     offline = replace(cifar.CIFAR10, url="http://127.0.0.1:9/cifar-10-binary.tar.gz")
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"^.*CIFAR-10 .*\(no connection\); get .* on another machine.*\Z"):
         cifar.load(offline, cifar.Request())
-    assert_one_line(caught.value, "CIFAR-10", "(no connection);", "get cifar-10-binary.tar.gz on another machine")
 
 
 def test_fetch_downloads_into_the_requested_folder_and_load_does_not(tmp_path, monkeypatch):

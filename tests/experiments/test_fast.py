@@ -49,14 +49,6 @@ def test_the_page_has_accuracy_under_attack_and_certified_accuracy_of_the_same_i
     assert "- `r` under AutoAttack, first 20 test images: 58.0 at 36/255 (certified 56.0, clean 70.0)." in page
 
 
-def test_the_figure_has_every_row(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    axes = []
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, *_, **__: axes.append(self.axes[0]))
-    fast.draw({row.title: [one(0.7, 0.5)] * row.seeds for row in fast.ROWS}, tmp_path / "fast.png")
-    assert axes[0].get_legend_handles_labels()[1] == [row.title for row in fast.ROWS]
-
-
 def test_known_keeps_the_stored_numbers_of_runs_on_other_machines(tmp_path):
     runs = [replace(run, out=tmp_path / run.folder.name) for run in fast.ROWS[0].runs(None)]
     stored = [{"run": "cpl-fast-30m-2"}, {"run": "cpl-fast-30m-0"}, {"run": "another"}]

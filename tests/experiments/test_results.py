@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.results import main, page
+from experiments.results import page
 from experiments.runner import experiments
 
 ROOT = Path(__file__).parents[2]
@@ -66,8 +66,3 @@ def test_the_page_has_one_result_for_all_scales_of_an_experiment_without_runs(tm
 def test_the_page_has_no_smoke_runs(folder):
     (folder / "small").rename(folder / "smoke")
     assert page(folder) == page(folder / "nothing")
-
-
-def test_the_command_writes_the_page(folder):
-    assert main(["--results", str(folder), "--out", str(folder / "docs" / "results.md")]) == 0
-    assert (folder / "docs" / "results.md").read_text() == page(folder)

@@ -1,4 +1,4 @@
-"""Power iterations of many operators at once, against one by one."""
+"""A joint power iteration is one power iteration of each operator."""
 
 import sys
 
@@ -11,19 +11,11 @@ from lipflow.flows import Weight
 from lipflow.operators.norm import power_iteration
 
 
+@pytest.fixture
 def weights() -> list[Weight]:
-    torch.manual_seed(0)
-    layers = [
-        cpl_conv(6, 2, in_size=(5, 7)),
-        cpl_conv(6, 2, in_size=(5, 7)),
-        cpl_conv(6, 2, in_size=(5, 7), padding_mode="circular"),
-        cpl_conv(6, 2, in_size=(5, 7), padding_mode="circular"),
-        cpl_conv(6, 4, in_size=(5, 7), groups=2),
-        cpl_conv(6, 4, in_size=(5, 7), groups=2),
-        cpl_conv(6, 2, in_size=(4, 4)),
-        cpl_dense(8, 5),
-        cpl_dense(8, 5),
-    ]
+    circular, grouped = dict(padding_mode="circular"), dict(groups=2)
+    twice = [cpl_conv(6, 4, in_size=(5, 7), **options) for options in ({}, circular, grouped) for _ in range(2)]
+    layers = [*twice, cpl_conv(6, 4, in_size=(4, 4)), cpl_dense(8, 5), cpl_dense(8, 5)]
     return [m for layer in layers for m in layer.double().modules() if isinstance(m, Weight)]
 
 
@@ -32,34 +24,31 @@ def iterate(weights: list[Weight]) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("group", [1, 2, 32])
-def test_all_at_once_is_one_by_one(group, monkeypatch):
+def test_each_vector_is_that_of_a_single_iteration(group, weights, monkeypatch):
     monkeypatch.setattr(sys.modules["lipflow.fast.joint_power_iteration"], "MAX_GROUP", group)
-    for weight, u in zip(weights(), iterate(weights()), strict=True):
+    for weight, u in zip(weights, iterate(weights), strict=True):
         torch.testing.assert_close(u, power_iteration(weight.operator(None), weight.u, 1), rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-170, 1e170])
-def test_zeros_and_extremes(scale):
-    chain = weights()
+def test_weights_of_any_scale_have_unit_vectors(scale, weights):
     with torch.no_grad():
-        chain[0].weight.mul_(scale)
-    found = iterate(chain)
+        weights[0].weight.mul_(scale)
+    found = iterate(weights)
     assert all(torch.isfinite(u).all() for u in found)
     assert float(found[0].norm()) == pytest.approx(1)
-    assert torch.equal(found[0], chain[0].u) == (scale == 0)
+    assert torch.equal(found[0], weights[0].u) == (scale == 0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_nan_and_infinite_weights_keep_their_vector(value, weights):
+    with torch.no_grad():
+        weights[0].weight[0, 0, 0, 0] = value
+    assert torch.equal(iterate(weights)[0], weights[0].u)
 
 
 def test_autocast_rounds_nothing():
     pair = [cpl_conv(8, 16, padding_mode="circular", in_size=(8, 8)).field.weight for _ in range(2)]
     expected = iterate(pair)
     with torch.autocast("cpu", torch.bfloat16):
-        for u, full in zip(iterate(pair), expected, strict=True):
-            assert torch.equal(u, full)
-
-
-def test_u_stays_where_weights_are_nan_or_infinite():
-    pair = [cpl_conv(3, 4, in_size=(8, 8)).field.weight for _ in range(2)]
-    for value in (float("nan"), float("inf")):
-        with torch.no_grad():
-            pair[0].weight[0, 0, 0, 0] = value
-        assert torch.equal(iterate(pair)[0], pair[0].u)
+        assert all(torch.equal(u, full) for u, full in zip(iterate(pair), expected, strict=True))

@@ -88,17 +88,10 @@ def test_the_flow_of_a_skew_field_is_an_isometry():
     assert (final - x).norm() > 1
 
 
-def quadratic(spectrum: list[float]) -> tuple[nn.Linear, Tensor]:
-    """∇f(x) = Hx + c for an H with this spectrum, and its eigenvectors as rows."""
-    n = len(spectrum)
-    basis, gradient = torch.linalg.qr(torch.randn(n, n, dtype=torch.float64)).Q, nn.Linear(n, n).double()
-    gradient.weight.data = basis @ torch.tensor(spectrum, dtype=torch.float64).diag() @ basis.T
-    return gradient, basis.T
-
-
 def test_the_distance_is_between_the_exponentials_of_a_linear_field():
     # ∇f has its spectrum in [0.2, 3]: S(∇F) = -S, so μ = -3 and λ = -0.2.
-    gradient, _ = quadratic([0.2, 0.5, 1.0, 2.0, 3.0])
+    basis, gradient = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64)).Q, nn.Linear(5, 5).double()
+    gradient.weight.data = basis @ torch.tensor([0.2, 0.5, 1.0, 2.0, 3.0], dtype=torch.float64).diag() @ basis.T
     field = ConvexPlusSkew(Potential(gradient, smoothness=3.0), Skew(DenseWeight(5, 5)).double())
     nn.init.normal_(field.skew.weight.weight)
     x, z = torch.randn(2, 200, 5, dtype=torch.float64)
@@ -109,17 +102,6 @@ def test_the_distance_is_between_the_exponentials_of_a_linear_field():
     elapsed = 2 * times[-1] + times[-1].sin()
     exact = ((x - z) @ torch.matrix_exp(elapsed * jacobian).T).norm(dim=1)
     torch.testing.assert_close(distance[-1], exact, rtol=1e-7, atol=0)
-
-
-def test_both_exponentials_are_attained_without_a_skew_field():
-    spectrum = [0.2, 3.0]
-    gradient, eigenvectors = quadratic(spectrum)
-    field = Potential(gradient, smoothness=3.0)
-    times, distance = distances(lambda t, x: pace(t) * field(x), torch.zeros_like(eigenvectors), eigenvectors, 1.5, 600)
-    elapsed = (2 * times + times.sin())[:, None]
-    torch.testing.assert_close(
-        distance, (-torch.tensor(spectrum, dtype=torch.float64) * elapsed).exp(), rtol=1e-7, atol=0
-    )
 
 
 def test_the_distance_is_between_the_exponentials_of_a_nonlinear_field():

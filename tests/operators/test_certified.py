@@ -8,6 +8,8 @@ import flint
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from lipflow import check
@@ -17,30 +19,27 @@ from lipflow.operators.certified import ENTRY, CertifiedFourier, certify, column
 from lipflow.operators.columns import Columns
 from lipflow.primitives import Affine, Gather
 from tests.operators.geometry import matrix_of
+from tests.operators.test_conv import LAWS, geometries, integers
 from tests.soundness import exact
 from tests.soundness.forging import certificate
 from tests.soundness.graphs import chain
 
-GEOMETRIES = [
-    dict(padding=padding, padding_mode=mode, stride=stride, dilation=dilation, groups=groups)
-    for padding, mode, stride, dilation, groups in itertools.product(
-        [0, ((1, 2), (0, 3))], ["zeros", "circular"], [1, (2, 3)], [1, (2, 1)], [1, 2]
-    )
-]
 
-
-@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
-@pytest.mark.parametrize("channels", [(2, 4), (6, 2)], ids=["widening", "narrowing"])
-@pytest.mark.parametrize("many", [False, True], ids=["few", "many"])
-def test_certified_convolution_is_the_operator_and_within_its_bounds(geometry, channels, many, monkeypatch):
-    monkeypatch.setattr(Columns, "many_channels", many)
-    into, out = channels
-    op = ConvOperator(torch.randn(out, into // geometry["groups"], 2, 3), (5, 6), **geometry)
-    certified, dense = certify(op), matrix_of(op.with_weight(op.weight.double()))
-    torch.testing.assert_close(matrix_of(certified), dense, rtol=1e-13, atol=1e-13)
-    torch.testing.assert_close(matrix_of(certify(Adjoint(op))), dense.T, rtol=1e-13, atol=1e-13)
-    assert float(torch.linalg.matrix_norm(dense, 2)) <= certified.norm
+@LAWS
+@given(geometries(), st.booleans(), st.integers(0, 10**6))
+def test_certified_convolutions_are_the_operator_within_its_bounds(geometry, many, seed):
+    kernel = integers(*geometry.kernel_shape, seed=seed)
+    op = geometry.conv(kernel)
+    dense, certified, adjoint = geometry.matrix(kernel), certify(op), certify(Adjoint(op))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Columns, "many_channels", many)
+        assert torch.equal(matrix_of(certified), dense)
+        assert torch.equal(matrix_of(adjoint), dense.T)
+    assert float(torch.linalg.matrix_norm(dense, 2)) <= certified.norm == adjoint.norm
     assert float(torch.linalg.matrix_norm(dense.abs(), 2)) <= certified.spread
+    assert (adjoint.in_shape, adjoint.out_shape) == (certified.out_shape, certified.in_shape)
+    assert adjoint.apply_error(Fraction(3)) == certified.adjoint_error(Fraction(3))
+    assert adjoint.adjoint_error(Fraction(3)) == certified.apply_error(Fraction(3))
 
 
 OPERATORS = {
@@ -64,19 +63,6 @@ def test_certified_operators_have_the_derivatives_of_their_matrix(name, adjoint)
     assert torch.equal(torch.func.vmap(certified)(x[:, None])[:, 0], certified(x))
     assert torch.equal(torch.func.vmap(certified, in_dims=1)(x[None])[:, 0], certified(x))
     assert not bool(torch.func.hessian(lambda v: certified(v[None]).sum())(x[0]).any())
-
-
-@pytest.mark.parametrize("name", OPERATORS)
-def test_certified_adjoint_has_the_constants_of_its_operator(name):
-    op = OPERATORS[name]()
-    certified, adjoint = certify(op), certify(Adjoint(op))
-    assert (adjoint.in_shape, adjoint.out_shape) == (certified.out_shape, certified.in_shape)
-    assert adjoint.norm == certified.norm
-    assert float(torch.linalg.matrix_norm(matrix_of(certified).abs(), 2)) <= certified.spread
-    torch.testing.assert_close(matrix_of(adjoint), matrix_of(certified).T, rtol=0, atol=1e-14)
-    assert adjoint.apply_error(Fraction(3)) == certified.adjoint_error(Fraction(3))
-    assert adjoint.adjoint_error(Fraction(3)) == certified.apply_error(Fraction(3))
-    assert certify(Adjoint(Adjoint(op))).in_shape == certified.in_shape
 
 
 def test_certify_copies_the_weights():

@@ -1,4 +1,4 @@
-"""Runs for the tests of reports: one small and real, and the means to damage copies of it."""
+"""A small run for the tests of reports, and functions that change copies of it."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ TINY = ["--model-args", "depth=1", "channels=4", "inner=4", "depth_linear=1", "f
 
 @pytest.fixture(scope="session")
 def original(tmp_path_factory):
-    """A run of digits, trained, certified and attacked; not to be changed."""
+    """A run of digits, trained, certified and attacked. Tests must not change it."""
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     assert cli.main(["train", "--out", str(folder), *TINY]) == 0
     assert cli.main(["certify", str(folder), "--limit", "60"]) == 0
@@ -28,24 +28,24 @@ def original(tmp_path_factory):
 
 @pytest.fixture
 def run(original, tmp_path) -> Path:
-    """A copy, for a test of its own."""
+    """A copy that a test may change."""
     return shutil.copytree(original, tmp_path / "tiny")
 
 
 def change_json(path: Path, **values) -> None:
-    """Set values in a file of JSON, by their names."""
+    """Change values of a JSON object in a file."""
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 def change_claims(folder: Path, **values) -> None:
-    """Claim something else, as a forger would: with a digest that fits."""
-    said = {**json.loads((folder / "certificate.json").read_text()), **values}
-    said.pop("digest")
-    (folder / "certificate.json").write_text(json.dumps({**said, "digest": digest(said)}))
+    """Change claims of the certificate, and its digest."""
+    claims = {**json.loads((folder / "certificate.json").read_text()), **values}
+    claims.pop("digest")
+    (folder / "certificate.json").write_text(json.dumps({**claims, "digest": digest(claims)}))
 
 
 def change_rows(folder: Path, **columns) -> None:
-    """Replace columns of certified.npz; the claims and the attack are made to fit."""
+    """Replace columns of certified.npz, and the digests of it in the certificate and the attack."""
     path = folder / "certified.npz"
     with np.load(path) as before:
         np.savez(path, **{**before, **columns})
@@ -56,7 +56,7 @@ def change_rows(folder: Path, **columns) -> None:
 
 
 def change_examples(folder: Path, **columns) -> None:
-    """Replace columns of attack.npz; attack.json is made to fit."""
+    """Replace columns of attack.npz, and its digest in attack.json."""
     path = folder / "attack.npz"
     with np.load(path) as before:
         np.savez(path, **{**before, **columns})

@@ -1,7 +1,6 @@
 """Reading the folder of a run: complete, incomplete, or damaged."""
 
 import json
-import math
 import re
 from dataclasses import replace
 from fractions import Fraction
@@ -13,8 +12,10 @@ from lipflow.report.run_results import read, read_all
 from tests.report.conftest import change_claims, change_examples, change_json, change_rows, rows
 
 
-def test_read_reads_all_of_a_run(original):
-    found = read(original, "tiny")
+def test_read_reads_all_of_a_run(run):
+    with (run / "log.jsonl").open("a") as file:
+        file.write('{"kind": "ste')  # a line that is being written
+    found = read(run, "tiny")
     held, outcome = found.certificate, found.outcome
     assert held is not None
     assert outcome is not None
@@ -25,26 +26,14 @@ def test_read_reads_all_of_a_run(original):
     assert found.losses[-1][0] == found.record.steps
     assert (len(held.right), len(outcome), len(outcome.examples.index), found.part) == (60, 40, 6, 40)
     assert list(outcome.robust) == ["0.1", "0.25", "0.5"]
-    assert len(held.ledger) == len(json.loads((original / "certificate.json").read_text())["primitives"])
+    assert len(held.ledger) == len(json.loads((run / "certificate.json").read_text())["primitives"])
     first = held.first(40)  # the images that were attacked
     assert len(first.right) == len(first.images) == len(first.logits) == 40
     assert np.array_equal(first.radius, held.radius[:40])
     assert replace(found, certificate=first).part == 0
 
-
-def test_certified_compares_exactly(original):
-    held = read(original, "tiny").certificate
-    assert held is not None
-    i = int(np.flatnonzero(held.right & (held.radius > 0))[0])
-    assert not held.certified(Fraction(held.radius[i]))[i]
-    assert held.certified(Fraction(held.radius[i]) - Fraction(1, 10**30))[i]
-
-
-def test_a_log_may_be_incomplete(run):
-    losses = read(run, "tiny").losses
-    with (run / "log.jsonl").open("a") as file:
-        file.write('{"kind": "ste')
-    assert read(run, "tiny").losses == losses
+    radius = first.radius[first.right & (first.radius > 0)][0]
+    assert first.certified(Fraction(radius)).sum() < first.certified(Fraction(radius) - Fraction(1, 10**30)).sum()
 
 
 @pytest.mark.parametrize(
@@ -140,7 +129,6 @@ def shown(**columns):
         (attacked(robust={"<b>": [True] * 40}), "a radius is a number"),
         (attacked(robust={"1e400": [True] * 40}), "a radius is at most 1000000"),
         (attacked(steps="ten"), "steps is not an integer of at least 0: 'ten'"),
-        (attacked(steps=math.inf), "steps is not an integer of at least 0: inf"),
         (attacked(restarts=-1), "restarts is not an integer of at least 0: -1"),
         (written("attack.npz", ""), "attack.npz cannot be read: it was changed"),
         (shown(index=np.arange(6) + 60), "an index is not a row of the certificate"),

@@ -1,4 +1,4 @@
-"""Attack libraries of others, if they are installed, and the judge of what they return."""
+"""Attack libraries, if they are installed, and an exact test of what they return."""
 
 import importlib
 import os
@@ -13,7 +13,7 @@ import lipflow
 
 
 def client(name: str) -> Any:
-    """The library of a name, or a skipped test. Where all must run, as in `make test`, LIPFLOW_CLIENTS=1 says so."""
+    """Import a library, or skip the test; with LIPFLOW_CLIENTS=1, as in `make test`, raise instead."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -29,11 +29,8 @@ def exact_square(x: Tensor, z: Tensor) -> Fraction:
 
 
 def broken_inside(frozen: lipflow.Frozen, x: Tensor, found: Tensor, said: Tensor, radius: Tensor) -> tuple[int, int]:
-    """How many of the images found have another label; and how many at an exact distance below their radius.
-
-    Each is judged by the frozen network, by itself; images outside of [0, 1] would be another domain.
-    """
-    assert bool(((found >= 0) & (found <= 1)).all()), "an attack has left the pixels"
+    """How many images have another label for the frozen network, and how many of these lie within their radius."""
+    assert bool(((found >= 0) & (found <= 1)).all()), "an attack left [0, 1]"
     label = torch.cat([frozen(one[None]).argmax(1) for one in found.detach()])
     flipped = (label != said).nonzero().flatten().tolist()
     inside = [i for i in flipped if exact_square(x[i], found[i]) < Fraction(float(radius[i])) ** 2]

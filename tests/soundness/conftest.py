@@ -1,4 +1,4 @@
-"""One small network, trained in a few seconds on the digits, that every attack in this folder tries to break."""
+"""A small network, trained on the digits in a few seconds, for the attacks of this folder."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -15,7 +15,7 @@ EPOCHS, BATCH, RATE, MARGIN, SEED = 10, 64, 1e-2, 0.5, 0
 
 
 class Trained(NamedTuple):
-    """The live network, the frozen one, and the test images in float64 with their certificates."""
+    """A live network, its frozen network, and test images in float64 with their certificates."""
 
     live: lipflow.Network
     frozen: lipflow.Frozen
@@ -27,7 +27,6 @@ class Trained(NamedTuple):
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Tests that compare numbers of threads set their own."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -52,5 +51,5 @@ def trained() -> Trained:
     x, labels = to_unit(data.test.images, torch.float64), data.test.labels
     certificates = lipflow.certify(frozen, x)
     assert float((certificates.label == labels).double().mean()) > 0.85, "the network did not learn"
-    assert float(certificates.certified("36/255").double().mean()) > 0.5, "the network certifies too little to attack"
+    assert float(certificates.certified("36/255").double().mean()) > 0.5, "too few images are certified"
     return Trained(network, frozen, data, x, labels, certificates)

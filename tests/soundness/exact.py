@@ -1,8 +1,7 @@
-"""Every primitive once more, in exact rational arithmetic: the maps that the certificates are about.
+"""Every primitive in exact rational arithmetic: the exact maps of the certificates.
 
-Written from the definitions, with loops, and with nothing shared with what runs. All stored numbers are float64, so
-every map here is a rational one, which python-flint's fmpq keeps exact; but for the waves of a Fourier multiplier,
-which are computed to BITS.
+They are written from the definitions, with loops, independently of the programs. Stored numbers are float64, so the
+maps are rational and fmpq of python-flint is exact; the waves of Fourier multipliers are computed to BITS.
 """
 
 import itertools
@@ -25,7 +24,7 @@ from lipflow.primitives.nonlinearity import name_of
 Exact = np.ndarray  # of fmpq
 ZERO = fmpq(0)
 BITS = 500
-NEGLIGIBLE = Fraction(1, 2**400)  # more than cutting waves, or an iteration that contracts, at BITS can add up to
+NEGLIGIBLE = Fraction(1, 2**400)  # above the errors of waves and of contracting iterations at BITS
 
 
 def exact(value: float) -> fmpq:
@@ -48,7 +47,7 @@ def square(x: Exact) -> fmpq:
 
 
 class Linear:
-    """W as the list of its entries, row by row: y[i] = Σ_j K[j] x[i·stride + j·dilation - before]."""
+    """The entries of W, row by row: y[i] = Σ_j K[j] x[i·stride + j·dilation - before]."""
 
     def __init__(self, op: CertifiedOperator) -> None:
         weight, g = rational(op.weight), op.geometry
@@ -97,7 +96,7 @@ class Linear:
 
 
 class Fourier:
-    """RᵀGᵀEGRx: the transform of real images, a matrix at each frequency, and the adjoint of the transform."""
+    """The transform of real images, a matrix at each frequency, and the adjoint of the transform."""
 
     def __init__(self, op: CertifiedFourier) -> None:
         self.real, self.imaginary, self.width = rational(op.real), rational(op.imaginary), op.op.in_size[1]
@@ -109,7 +108,7 @@ class Fourier:
         for f, g in itertools.product(range(h), range(m)):
             share = fmpq(1 if 2 * g % w == 0 else 2, h * w)
             waves = {(r, c): _wave(share, fmpq(f * r, h) + fmpq(g * c, w)) for r in range(h) for c in range(w)}
-            # e^{-iωj}, so that the imaginary part is minus the sine
+            # e^{-iωj}: the imaginary part is minus the sine
             re = [sum((wave[0] * x[i, r, c] for (r, c), wave in waves.items()), ZERO) for i in range(into)]
             im = [sum((-wave[1] * x[i, r, c] for (r, c), wave in waves.items()), ZERO) for i in range(into)]
             for o in range(out):
@@ -132,14 +131,14 @@ def _wave(amplitude: fmpq, turns: fmpq) -> tuple[fmpq, fmpq]:
     return cosine, sine
 
 
-_HELD: WeakKeyDictionary[CertifiedOperator, Any] = WeakKeyDictionary()
+_CACHE: WeakKeyDictionary[CertifiedOperator, Any] = WeakKeyDictionary()
 
 
 def linear(op: CertifiedOperator) -> Any:
-    """The entries of a matrix or a convolution, or the waves of a Fourier multiplier, listed once."""
-    if op not in _HELD:
-        _HELD[op] = Fourier(op) if isinstance(op, CertifiedFourier) else Linear(op)
-    return _HELD[op]
+    """The exact operator, cached."""
+    if op not in _CACHE:
+        _CACHE[op] = Fourier(op) if isinstance(op, CertifiedFourier) else Linear(op)
+    return _CACHE[op]
 
 
 def apply(op: Any, x: Exact) -> Exact:
@@ -153,7 +152,7 @@ def adjoint(op: Any, y: Exact) -> Exact:
 
 
 def run(p: Primitive, *xs: Exact, longer: int = 1) -> Exact:
-    """The exact map of a primitive; an iteration is run `longer` times as long."""
+    """The exact map of a primitive, with `longer` times as many iterations."""
     return _proximal(p, *xs, longer=longer) if p.kind == "proximal" else RUN[p.kind](p, *xs)
 
 
@@ -170,7 +169,7 @@ def network(frozen: Frozen, x: Exact, longer: int = 1) -> Exact:
 
 
 def matrix(frozen: Frozen) -> Exact:
-    """The matrix of a network that is affine: its columns are f(eₖ) - f(0)."""
+    """The matrix of an affine network: its columns are f(eₖ) - f(0)."""
     shape, n = frozen.in_shape, math.prod(frozen.in_shape)
     origin, *images = (
         network(frozen, rational(x.reshape(shape))).flatten()
@@ -209,7 +208,7 @@ def _descent(p: Any, x: Exact) -> Exact:
 
 
 def _proximal(p: Any, x: Exact, longer: int = 1) -> Exact:
-    """Numbers would grow by hundreds of bits an iteration, so each keeps BITS after the point: NEGLIGIBLE."""
+    """Values are rounded to BITS after the point, as they would grow by hundreds of bits per iteration."""
     z, tau, h = x, exact(p.tau), exact(p.h)
     for _ in range(longer * p.iterations):
         z = z - tau * ((z - x) + h * gradient(p, z))

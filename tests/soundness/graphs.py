@@ -1,6 +1,6 @@
-"""Graphs of primitives, wired by hand and at random: vertices are shared, and nothing is joined or left out.
+"""Graphs of primitives with shared vertices, written by hand and at random.
 
-Lowering brings graphs into a normal form. Files may hold any other one, and the constants must be right for it too.
+Lowering simplifies graphs, but files may contain any graph, and its constants must be right.
 """
 
 import math
@@ -37,7 +37,7 @@ from lipflow.primitives import (
 )
 
 Shape = tuple[int, ...]
-Step = tuple[Primitive, tuple[int, ...]]  # a primitive, and the places of its inputs; 0 is the input of the network
+Step = tuple[Primitive, tuple[int, ...]]  # a primitive, and the indices of its inputs; 0 is the input of the network
 DOMAINS: list[Domain] = [UNIT, (-1.0, 1.0), (2.0, 5.0), (-30.0, 0.5), (0.1, 0.1 + 2.0**-30), (-1e6, 1e6)]
 
 
@@ -51,12 +51,12 @@ def wired(shape: Shape, *steps: Step, domain: Domain = UNIT) -> Frozen:
 
 
 def chain(shape: Shape, *primitives: Primitive, domain: Domain = UNIT) -> Frozen:
-    """A frozen network of certified primitives, one after the other."""
+    """A frozen network of certified primitives in sequence."""
     return wired(shape, *((p, (i,)) for i, p in enumerate(primitives)), domain=domain)
 
 
 def rebuilt(frozen: Frozen, change: Callable[[Primitive], Primitive]) -> Frozen:
-    """The same graph of other primitives."""
+    """The same graph with other primitives."""
     new: dict[int, Vertex] = {}
     for v in frozen.graph.vertices:
         new[id(v)] = Vertex(change(v.primitive), tuple(new[id(i)] for i in v.inputs), v.shape, v.name)
@@ -64,12 +64,12 @@ def rebuilt(frozen: Frozen, change: Callable[[Primitive], Primitive]) -> Frozen:
 
 
 def primitives(frozen: Frozen, kind: str = "") -> list:
-    """The primitives of a network after its input, of one kind or of all."""
+    """The primitives of a network after its input, of one kind or all."""
     return [v.primitive for v in frozen.graph.vertices[1:] if kind in ("", v.primitive.kind)]
 
 
 def points(frozen: Frozen, count: int, seed: int = 0) -> Tensor:
-    """Random points of the domain: half of them inside, half of them corners."""
+    """Random points of the domain; half of them are corners."""
     low, high = frozen.domain
     x = torch.rand(count, *frozen.in_shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     x[count // 2 :] = x[count // 2 :].round()
@@ -80,12 +80,12 @@ def points(frozen: Frozen, count: int, seed: int = 0) -> Tensor:
 
 
 class Draw(NamedTuple):
-    """Random numbers of one generator."""
+    """Random numbers from a generator."""
 
     generator: torch.Generator
 
     def integer(self, low: int, high: int) -> int:
-        """Both included."""
+        """Both ends are included."""
         return int(torch.randint(low, high + 1, (), generator=self.generator))
 
     def choose(self, options: list):
@@ -169,7 +169,7 @@ def _pairs(shape: Shape) -> bool:
 
 
 Make = Callable[[Draw, Shape], Primitive]
-# Primitives of one input, and the shapes that they take.
+# Primitives with one input, and the shapes that they accept.
 EXACT_ROWS: list[tuple[Make, Callable[[Shape], bool]]] = [  # pairs of classes are carried through these
     (lambda d, s: biased(d, dense(d, *s)), _vector),
     (scale, lambda s: True),
@@ -194,7 +194,7 @@ ALL: list[tuple[Make, Callable[[Shape], bool]]] = [
 
 
 def random_graph(seed: int, kinds: list = ALL, domain: Domain | None = None, classes: int = 3) -> Frozen:
-    """A network of some 8 vertices that share inputs, and ends in scores that are gathered from several of them."""
+    """A network of about 12 vertices that share inputs, with scores gathered from several of them."""
     draw = Draw(torch.Generator().manual_seed(seed))
     shape = draw.choose([(3,), (4,), (2, 2, 3), (1, 3, 2)])
     shapes: list[Shape] = [shape]
@@ -219,7 +219,7 @@ def random_graph(seed: int, kinds: list = ALL, domain: Domain | None = None, cla
             add(gather(draw, [shapes[i] for i in places], out), *places)
         else:
             add(draw.choose([make for make, takes in kinds if takes(taken)])(draw, taken), place)
-    for _ in range(2):  # two vectors of the same vertices, and the scores of both
+    for _ in range(2):  # two vectors from the same vertices, and scores from both
         places = sorted({draw.integer(0, len(shapes) - 1), len(shapes) - 1, len(shapes) - 2})
         add(gather(draw, [shapes[i] for i in places], (4,)), *places)
     last = len(shapes) - 1
@@ -233,7 +233,7 @@ def random_graph(seed: int, kinds: list = ALL, domain: Domain | None = None, cla
 
 
 class Of(nn.Module):
-    """A function of an input and of some modules."""
+    """A module that calls a function of its input and of some modules."""
 
     def __init__(self, function: Callable[..., Tensor], *parts: nn.Module) -> None:
         super().__init__()
@@ -281,7 +281,7 @@ def _two_scales(x: Tensor, f: nn.Module) -> Tensor:
 
 
 def _heads(x: Tensor, f: nn.Module, g: nn.Module, h: nn.Module) -> Tensor:
-    """Two linear heads on the same features, and a third on the pixels."""
+    """Two linear heads on the same features, and one on the pixels."""
     y = torch.relu(f(x))
     return (g(y) + h(x)) / 2 + g(y.flip(1)) / 4
 
@@ -322,7 +322,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Shape]] = {
 
 
 class Tangle(nn.Module):
-    """Some values of 4 features, each of two that came before; scores of three of them."""
+    """Six values of 4 features, each computed from two earlier ones; scores from the last three."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -360,7 +360,7 @@ WAYS: list[Callable[[Tensor, Tensor], Tensor]] = [
 
 
 def module(name: str | int) -> tuple[nn.Module, Shape]:
-    """A module with branches in float64 and evaluation mode: of a name, or at random of a seed; and its input shape."""
+    """A module with branches, by name or at random from a seed, in float64 and evaluation mode; and its input shape."""
     torch.manual_seed(0)
     make, shape = MODULES[name] if isinstance(name, str) else (lambda: Tangle(name), (4,))
     made = make().double()

@@ -1,7 +1,7 @@
-"""Attack libraries of others run on our networks as they are: live in float32, frozen in float64.
+"""Attack libraries run on our networks, live in float32 and frozen in float64.
 
-Each must be seen to break images at a large ε, and to break no certified one within its radius. `make test` installs
-them and insists on them (LIPFLOW_CLIENTS=1); elsewhere the test of a library that is missing is skipped.
+Each must break images at a large ε, and no certified image within its radius. `make test` installs them and requires
+them (LIPFLOW_CLIENTS=1); otherwise the tests of missing libraries are skipped.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def torchattacks_apgd(network: nn.Module, x: Tensor, labels: Tensor, eps: float)
 
 
 def autoattack(network: nn.Module, x: Tensor, labels: Tensor, eps: float) -> Tensor:
-    """All of its attacks, each shortened by its own settings: the standard set takes minutes (see the campaign)."""
+    """All of its attacks, shortened; the campaign runs the standard set, which takes minutes."""
     attacks = ["apgd-ce", "apgd-t", "fab-t", "square"]
     attack = client("pyautoattack").AutoAttack(
         network, norm="L2", eps=eps, seed=0, device="cpu", version="custom", attacks=attacks
@@ -51,13 +51,13 @@ def autoattack(network: nn.Module, x: Tensor, labels: Tensor, eps: float) -> Ten
 
 ATTACKS: dict[str, Attack] = {
     "foolbox_pgd": _foolbox("L2ProjectedGradientDescentAttack"),
-    "foolbox_deepfool": _foolbox("L2DeepFoolAttack"),  # looks for the nearest image, and knows of ε only in the end
+    "foolbox_deepfool": _foolbox("L2DeepFoolAttack"),  # searches for the nearest image; ε is applied at the end
     "torchattacks_pgd": torchattacks_pgd,
     "torchattacks_apgd": torchattacks_apgd,
     "autoattack": autoattack,
 }
 
-# How each network is handed over. AutoAttack computes in float32, and takes no scores of another dtype.
+# AutoAttack computes in float32 and takes no scores of another dtype.
 NETWORKS = {
     "live": lambda trained: (trained.live, torch.float32),
     "frozen": lambda trained: (trained.frozen.module(), torch.float64),
@@ -71,31 +71,30 @@ CASES = [
 
 
 @pytest.mark.parametrize(("attack", "network"), CASES)
-def test_a_client_breaks_what_is_not_certified_and_nothing_else(attack, network, trained):
-    torch.manual_seed(0)
+def test_a_client_breaks_uncertified_images_only(attack, network, trained):
     model, dtype = NETWORKS[network](trained)
     x = trained.x[:COUNT].to(dtype)
     certificates = lipflow.certify(trained.frozen, x)
     said, radius = certificates.label, certificates.radius
     middle = float(radius.median()) * (1 - 1e-6)
-    assert int((radius > middle).sum()) >= COUNT / 2  # so many would be violations, should they fall
+    assert int((radius > middle).sum()) >= COUNT / 2  # these must not break
 
     before = model.training
     for eps in (middle, LARGE):
         found = ATTACKS[attack](model, x, said, eps).detach().clamp(0, 1)
         assert found.shape == x.shape
-        # An attack library rounds: a hair outside of its ball is its own affair, far outside is another attack.
+        # Libraries leave their balls by rounding errors.
         assert all(exact_square(a, b) <= (eps * (1 + 1e-5)) ** 2 for a, b in zip(x, found, strict=True))
         flipped, inside = broken_inside(trained.frozen, x, found, said, radius)
         assert inside == 0, "a certified image was broken"
         if eps == LARGE:
-            assert flipped > COUNT / 2, "the attack is too weak to mean anything"
+            assert flipped > COUNT / 2, "the attack is too weak"
             with torch.no_grad():
                 assert int((model(found).argmax(1) != said).sum()) > COUNT / 2
     assert model.training == before
 
 
-def test_a_wrapped_network_answers_in_kind(trained):
+def test_same_dtype_returns_the_dtype_of_its_images(trained):
     x = trained.x[:2]
     wrapped = SameDtype(trained.frozen)
     assert wrapped(x.float()).dtype == torch.float32
@@ -103,7 +102,7 @@ def test_a_wrapped_network_answers_in_kind(trained):
     assert torch.equal(wrapped(x.float()), trained.frozen(x.float()).float())
 
 
-def test_a_missing_library_is_skipped_but_not_where_all_must_run(monkeypatch):
+def test_client_skips_a_missing_library_unless_all_are_required(monkeypatch):
     monkeypatch.delenv("LIPFLOW_CLIENTS", raising=False)
     with pytest.raises(pytest.skip.Exception, match="no_such_library is not installed"):
         client("no_such_library")

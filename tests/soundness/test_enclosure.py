@@ -1,7 +1,7 @@
-"""Enclosure: what runs is within E of the exact map, for every kind of layer; against rationals, not tolerances.
+"""Enclosure: programs stay within E of the exact map, computed in rationals, for every kind of layer.
 
-And L, the norms that are reached and the pair bounds are never below the true ones: for layers, for each primitive by
-itself, and for graphs in which vertices are shared.
+L, reaches and pair bounds are never below the true values: for layers, for single primitives, and for graphs with
+shared vertices.
 """
 
 import copy
@@ -42,7 +42,7 @@ from tests.contract import FREEZABLE
 from tests.soundness import exact, graphs
 from tests.soundness.graphs import MODULES, Draw, Shape, points, random_graph, rebuilt, wired
 
-CLOSE = 1e-9  # of float64 Jacobians, relatively
+CLOSE = 1e-9  # relative error of float64 Jacobians
 
 
 def _off(frozen: lipflow.Frozen, x: Tensor, longer: int = 1) -> Fraction:
@@ -55,13 +55,13 @@ def _within(frozen: lipflow.Frozen, x: Tensor) -> bool:
     return _off(frozen, x) <= (Fraction(frozen.rounding) + exact.NEGLIGIBLE) ** 2
 
 
-def _fed_no_more_than_told(frozen: lipflow.Frozen, count: int = 20) -> None:
-    """No value is longer than the ledger says, inside of the domain and at its corners."""
+def _reaches_hold(frozen: lipflow.Frozen, count: int = 20) -> None:
+    """No value has a norm above its reach in the ledger, inside of the domain and at its corners."""
     for row, value in zip(frozen.ledger, frozen.graph.values(points(frozen, count)), strict=True):
         assert float(value.flatten(1).norm(dim=1).max()) <= row.reach, row
 
 
-def test_every_primitive_has_an_exact_twin_and_is_tried_by_itself():
+def test_every_primitive_has_an_exact_twin_and_a_row_in_the_table():
     tried = {make(Draw(torch.Generator())).kind for make, _ in SMALL.values()}
     assert {"input", *exact.RUN} == {"input", *tried} == set(KINDS)
 
@@ -77,8 +77,8 @@ OVER = [
 
 
 @pytest.mark.parametrize(("name", "domain"), OVER, ids=str)
-def test_networks_stay_within_their_bound(name, domain):
-    """At a point inside of the domain, at one of its corners, and at bytes."""
+def test_layers_stay_within_their_bound(name, domain):
+    """At a point inside of the domain, at a corner, and at bytes."""
     shape = contract.LAYERS[name].shape
     frozen = lipflow.freeze(nn.Sequential(contract.make(name, trained=True), nn.Flatten()), shape, domain)
     assert frozen.domain == domain
@@ -88,9 +88,8 @@ def test_networks_stay_within_their_bound(name, domain):
         assert _within(frozen, x), name
 
 
-def test_a_reflection_is_close_to_the_solution_itself():
-    """The Midpoint's exact map is the solved one: running the exact iteration longer must not leave E either."""
-    torch.manual_seed(0)
+def test_a_reflection_is_within_its_bound_of_the_exact_solution():
+    """The exact map of Midpoint is the solution: a longer exact iteration must stay within E, too."""
     layer = lipflow.Flow(lipflow.ConvexPotential(lipflow.DenseWeight(3, 4)), lipflow.Midpoint(2.0))
     frozen = lipflow.freeze(nn.Sequential(layer).double(), in_shape=(3,))
     x = torch.rand(3, dtype=torch.float64)
@@ -102,11 +101,11 @@ def test_the_trained_network_stays_within_its_bound(trained):
     off, bound = _off(trained.frozen, trained.x[0]), trained.frozen.rounding
     print(f"|executed - exact| = {math.sqrt(off):.3g}, E = {bound:.3g}")
     assert off <= Fraction(bound) ** 2
-    assert bound < 1e6 * math.sqrt(off), "a bound that loose says nothing"
+    assert bound < 1e6 * math.sqrt(off), "the bound is too loose"
 
 
 def test_errors_are_carried_on_by_the_constants_of_later_layers():
-    """1e6 + x - 1e6 loses digits, and a layer of norm 1000 makes the loss a thousand times as large."""
+    """1e6 + x - 1e6 loses digits, and a layer of norm 1000 multiplies the error by 1000."""
     layers = [nn.Linear(2, 2) for _ in range(3)]
     for layer, gain, bias in zip(layers, (1.0, 1.0, 1000.0), (1e6, -1e6, 0.0), strict=True):
         layer.weight = nn.Parameter(gain * torch.eye(2))
@@ -116,19 +115,18 @@ def test_errors_are_carried_on_by_the_constants_of_later_layers():
     x = torch.tensor([0.3, 0.7], dtype=torch.float64)
     off = _off(frozen, x)
     assert off <= Fraction(frozen.rounding) ** 2
-    assert math.sqrt(off) > sum(row.rounding for row in frozen.ledger), "the example does not show what it should"
+    assert math.sqrt(off) > sum(row.rounding for row in frozen.ledger), "the example does not test the constants"
 
 
 @pytest.mark.parametrize("domain", [(0.0, 1.0), (-20.0, 3.0)], ids=str)
 @pytest.mark.parametrize("name", FREEZABLE)
-def test_no_layer_is_fed_more_than_it_is_told(name, domain):
-    """The norms that errors are priced at hold over the whole box, at its corners too, and not at its centre only."""
+def test_reaches_of_layers_hold_over_the_domain(name, domain):
     layers = lipflow.blocks.Normalize(0.5), contract.make(name, trained=True), nn.Flatten()
-    _fed_no_more_than_told(lipflow.freeze(nn.Sequential(*layers), contract.LAYERS[name].shape, domain))
+    _reaches_hold(lipflow.freeze(nn.Sequential(*layers), contract.LAYERS[name].shape, domain))
 
 
-def test_the_norms_that_are_reached_allow_for_rounding():
-    """x + 2⁵² - 2⁵² is 0 at the centre ½ and 1 at the corner 1: rounding moves it twice as far as L·r = ½ allows."""
+def test_reaches_include_rounding():
+    """x + 2⁵² - 2⁵² is computed as 0 at the centre ½ and as 1 at the corner 1, though L·r = ½."""
     bias = Constant(torch.full((1,), 2.0**52, dtype=torch.float64))
     steps = (bias, ()), (Sum([1.0, 1.0]), (0, 1)), (Sum([1.0, -1.0]), (2, 1))
     frozen = wired((1,), *steps)
@@ -136,8 +134,8 @@ def test_the_norms_that_are_reached_allow_for_rounding():
     assert frozen.ledger[-1].reach >= 1
 
 
-def test_a_bias_counts_at_more_than_one_position():
-    """One bias on 16 × 16 pixels, each of which rounds by as much as it can: x + 2⁵² loses up to a half."""
+def test_a_bias_counts_at_every_position():
+    """One bias on 16 × 16 pixels, with the largest possible rounding error: x + 2⁵² loses up to ½."""
     layer = nn.Conv2d(1, 1, 1).double()
     layer.weight = nn.Parameter(torch.ones(1, 1, 1, 1, dtype=torch.float64))
     layer.bias = nn.Parameter(torch.full((1,), 2.0**52, dtype=torch.float64))
@@ -145,7 +143,7 @@ def test_a_bias_counts_at_more_than_one_position():
     assert _off(frozen, torch.full((1, 16, 16), 0.499, dtype=torch.float64)) <= Fraction(frozen.rounding) ** 2
 
 
-# Each primitive by itself, on inputs of known norm: the bound holds, and it is no fantasy
+# Each primitive by itself, on inputs of known norm: the bound holds and is not too loose
 
 
 def _dense(rows: int, columns: int, g: Draw, scale: float = 1.0) -> CertifiedOperator:
@@ -252,13 +250,13 @@ SMALL: dict[str, Case] = {
     "avg_pool, rows": (lambda g: AvgPool((1, 3), 0.7), ((2, 2, 4),)),
     "max_pool": (lambda g: MaxPool((2, 2), (1, 1), (1, 0), (1, 1)), ((1, 3, 3),)),
 }
-MOVES = {"constant", "gather", "pointwise", "group_sort", "max_pool"}  # kinds that do not round
-LOOSE = {"proximal, reflected", "affine, tiny", "descent, small weights"}  # they price what is unsolved, or underflow
-LOOSENESS = 1000.0  # no other bound is further than this above the worst error met
+EXACT = {"constant", "gather", "pointwise", "group_sort", "max_pool"}  # kinds that do not round
+LOOSE = {"proximal, reflected", "affine, tiny", "descent, small weights"}  # iterations that stop early, or underflow
+LOOSENESS = 1000.0  # the greatest ratio of any other bound to the worst error found
 
 
 def worst_ratio(name: str, trials: int) -> float:
-    """The greatest ‖executed - exact‖ / rounding(‖x‖) met, which must not exceed 1."""
+    """The greatest ‖computed - exact‖ / rounding(‖x‖) found, which must not exceed 1."""
     make, shapes = SMALL[name]
     g = Draw(torch.Generator().manual_seed(len(name)))
     worst = 0.0
@@ -279,10 +277,10 @@ def worst_ratio(name: str, trials: int) -> float:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_primitive_errs_by_no_more_than_it_says(name):
+def test_rounding_error_of_a_primitive_is_within_its_bound(name):
     worst = worst_ratio(name, 40)
     print(f"{name}: the worst error is {worst:.3g} of its bound")
-    if SMALL[name][0](Draw(torch.Generator())).kind in MOVES:
+    if SMALL[name][0](Draw(torch.Generator())).kind in EXACT:
         assert worst == 0
     elif name not in LOOSE:
         assert worst > 1 / LOOSENESS
@@ -290,16 +288,16 @@ def test_a_primitive_errs_by_no_more_than_it_says(name):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("name", SMALL)
-def test_a_primitive_errs_by_no_more_than_it_says_at_length(name):
+def test_rounding_error_of_a_primitive_is_within_its_bound_in_a_campaign(name):
     print(f"{name}: the worst error is {worst_ratio(name, 3000):.3g} of its bound")
 
 
 ATTAINED = {"affine", "gather", "sum", "scale", "avg_pool"}  # kinds whose constants are those of a linear map
-NOT_ATTAINED = ("tiny", "circular", "Fourier")  # words of those among them whose norms have other bounds than the SVD
+NOT_ATTAINED = ("tiny", "circular", "Fourier")  # in the names of those whose norm bounds are above the SVD
 
 
 def _greatest_step(jacobians: Sequence[Tensor], distances: Sequence[float], g: Draw) -> float:
-    """The greatest ‖Σ Jₖδₖ‖ with ‖δₖ‖ = dₖ that ascent finds from some starts."""
+    """The greatest ‖Σ Jₖδₖ‖ with ‖δₖ‖ = dₖ found by gradient ascent from 5 starts."""
     best = 0.0
     for _ in range(5):
         steps = [g.normal(j.shape[1]) for j in jacobians]
@@ -312,8 +310,8 @@ def _greatest_step(jacobians: Sequence[Tensor], distances: Sequence[float], g: D
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_primitive_stretches_by_no_more_than_it_says(name):
-    """For inputs that are apart by different distances; linear ones stretch by as much."""
+def test_lipschitz_of_a_primitive_is_an_upper_bound(name):
+    """For different distances of the inputs; linear primitives attain it."""
     make, shapes = SMALL[name]
     g = Draw(torch.Generator().manual_seed(len(name)))
     for trial in range(4):
@@ -326,27 +324,27 @@ def test_a_primitive_stretches_by_no_more_than_it_says(name):
         flat = [j.reshape(-1, x.numel()) for j, x in zip(jacobians, xs, strict=True)]
         bound, found = float(p.lipschitz(_norm, *map(Fraction, distances))), _greatest_step(flat, distances, g)
         slack = 1e-3 if name == "proximal, reflected" else CLOSE
-        assert found <= bound * (1 + slack), f"{name}: stretched by {found}, above {bound}"
+        assert found <= bound * (1 + slack), f"{name}: {found} is above {bound}"
         if p.kind in ATTAINED and not any(word in name for word in NOT_ATTAINED):
-            assert found >= bound * (1 - 1e-4), f"{name}: {bound} is above {found}, which is attained"
+            assert found >= bound * (1 - 1e-4), f"{name}: {bound} is not attained, only {found}"
 
 
 def _norm(op) -> float:
     return op.norm
 
 
-# Graphs in which vertices are shared: of random primitives, and of modules with branches
+# Graphs with shared vertices: of random primitives, and of modules with branches
 
 
 def _jacobian(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """At one input  # (classes, entries)."""
+    """The Jacobian at one input  # (classes, entries)."""
     found = torch.autograd.functional.jacobian(lambda v: function(v[None])[0], x)
     assert isinstance(found, Tensor)
     return found.flatten(1)
 
 
 def _constants_hold(frozen: lipflow.Frozen, function: Callable[[Tensor], Tensor], x: Tensor) -> None:
-    """No Jacobian of a function is above L, and no difference of two of its rows above the bound of the pair."""
+    """The norms of Jacobians are at most L, and the distances of two rows at most the bound of the pair."""
     for one in x:
         rows = _jacobian(function, one)
         assert float(torch.linalg.matrix_norm(rows, 2)) <= frozen.lipschitz * (1 + CLOSE)
@@ -355,7 +353,7 @@ def _constants_hold(frozen: lipflow.Frozen, function: Callable[[Tensor], Tensor]
 
 
 def _true_pairs(frozen: lipflow.Frozen) -> list[tuple[Fraction, Fraction]]:
-    """(bound, the square of the true constant) of every pair of classes of a network that is affine."""
+    """(bound, the square of the true constant) of every pair of classes of an affine network."""
     rows = exact.matrix(frozen)
     pairs = [(i, j) for i in range(len(rows)) for j in range(len(rows)) if i != j]
     squares = [exact.fraction(exact.square(rows[i] - rows[j])) for i, j in pairs]
@@ -378,7 +376,7 @@ def test_every_vertex_of_a_random_graph_is_within_its_bound(seed):
 @pytest.mark.parametrize("seed", range(60))
 def test_the_constants_of_a_random_graph_hold(seed):
     frozen = random_graph(seed)
-    _fed_no_more_than_told(frozen)
+    _reaches_hold(frozen)
     _constants_hold(frozen, frozen, points(frozen, 6))
     many = frozen(points(frozen, 9))
     assert many.shape == (9, 3)
@@ -387,7 +385,7 @@ def test_the_constants_of_a_random_graph_hold(seed):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_constants_of_a_random_linear_graph_are_above_the_true_ones(seed):
-    """In rationals: pair bounds against the rows of the matrix, and L against its norm."""
+    """Pair bounds against the rows of the matrix in rationals, and L against its norm."""
     frozen = random_graph(seed, graphs.LINEAR)
     assert all(bound**2 >= square for bound, square in _true_pairs(frozen))
     matrix = np.vectorize(lambda q: float(exact.fraction(q)))(exact.matrix(frozen))
@@ -396,26 +394,26 @@ def test_the_constants_of_a_random_linear_graph_are_above_the_true_ones(seed):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_pair_bounds_of_matrices_scales_sums_and_gathers_are_the_true_constants(seed):
-    """Rows are carried through all of them to the input, so that nothing is lost but rounding."""
+    """Up to rounding, as rows are carried through all of them to the input."""
     for bound, square in _true_pairs(random_graph(seed, graphs.EXACT_ROWS)):
         assert square <= bound**2 <= square * (1 + Fraction(1, 10**8)) + Fraction(1, 10**20)
 
 
 @pytest.mark.parametrize("name", [*MODULES, *range(40)])
-def test_modules_with_branches(name):
-    """What runs is what the module computes, and its constants hold for the module itself."""
+def test_modules_with_branches_agree_with_their_frozen_networks(name):
+    """And the constants hold for the module itself."""
     module, shape = graphs.module(name)
     for domain in ((0.0, 1.0), (-5.0, 2.0)):
         frozen = lipflow.freeze(module, shape, domain)
         x = points(frozen, 6)
         torch.testing.assert_close(frozen(x), module(x), rtol=CLOSE, atol=CLOSE)
-        _fed_no_more_than_told(frozen)
+        _reaches_hold(frozen)
         _constants_hold(frozen, module, x)
         assert all(_within(frozen, one) for one in x[[0, -1]])
 
 
-def test_rows_that_are_equal_but_for_rounding():
-    """w·(Ax) and a permutation of the same products: bounds on the error of rows count, at any scale."""
+def test_pair_bounds_include_the_rounding_of_rows():
+    """The rows w·A and a permutation of the same products differ by rounding only."""
     g = Draw(torch.Generator().manual_seed(0))
     for size in (1.0, 1e-40):
         w, a, order = size * g.normal(1, 6), size * g.normal(6, 6), torch.tensor([3, 1, 5, 0, 2, 4])
@@ -429,12 +427,12 @@ def test_rows_that_are_equal_but_for_rounding():
 
 
 @pytest.mark.parametrize("flush", [False, True])
-def test_rows_that_a_processor_may_read_as_nothing(flush):
-    """Products of 2⁻¹⁰²³ in 99 columns, on features that are 2⁸⁹⁰-Lipschitz: flushed to 0, they still count."""
+def test_pair_bounds_include_underflow_of_rows(flush):
+    """Products of 2⁻¹⁰²³ in 99 columns may be flushed to 0, and act on features that are 2⁸⁹⁰-Lipschitz."""
     first = torch.full((2, 100), 2.0**-520, dtype=torch.float64)
     first[1], first[:, 0] = -first[1], 2.0**-490
     last = 2.0**-503 * torch.eye(2, dtype=torch.float64)
-    torch.set_flush_denormal(flush)  # where the processor can
+    torch.set_flush_denormal(flush)  # has no effect on some processors
     try:
         big = Scale(torch.full((100,), 2.0**890, dtype=torch.float64))
         matrices = [Affine(certify(DenseOperator(m)), None) for m in (first, last)]
@@ -453,16 +451,11 @@ def test_scores_that_do_not_depend_on_the_images():
     assert len(lipflow.certify(frozen, torch.rand(4, 3))) == 4
 
 
-# The same network run in other ways moves by at most 2E
-
-
-def _moved(frozen: lipflow.Frozen, a: Tensor, b: Tensor) -> float:
-    """How far two runs are apart, in units of 2E."""
-    return float((a - b).norm(dim=1).max()) / (2 * frozen.rounding)
+# The same map, computed in another order, gives the same scores within 2E
 
 
 def _permuted(frozen: lipflow.Frozen, seed: int) -> lipflow.Frozen:
-    """The same map, its hidden units in another order, so that sums are taken in another order too."""
+    """The same map with permuted hidden units, so that sums have another order."""
     generator = torch.Generator().manual_seed(seed)
 
     def permute(p: Primitive) -> Primitive:
@@ -474,7 +467,7 @@ def _permuted(frozen: lipflow.Frozen, seed: int) -> lipflow.Frozen:
     return rebuilt(frozen, permute)
 
 
-def test_other_ways_to_run_it(trained):
+def test_scores_computed_in_other_orders_are_within_2E(trained):
     frozen, x = trained.frozen, trained.x[:40]
     together = frozen(x)
     singly = torch.cat([frozen(one[None]) for one in x])
@@ -486,13 +479,12 @@ def test_other_ways_to_run_it(trained):
     last = frozen(x.contiguous(memory_format=torch.channels_last))
     permuted = [_permuted(frozen, seed)(x) for seed in range(3)]
     turned = frozen(x.flip(0)).flip(0)
-    moves = [_moved(frozen, together, other) for other in (singly, threads, last, turned, *permuted)]
-    print("moved by", ", ".join(f"{move:.2g}" for move in moves), "of 2E")
-    assert max(moves) <= 1
-    assert max(moves) > 0, "nothing was run in another way"
+    moves = [float((together - other).norm(dim=1).max()) for other in (singly, threads, last, turned, *permuted)]
+    assert max(moves) <= 2 * frozen.rounding
+    assert max(moves) > 0, "all orders were the same"
 
 
-def test_copies_share_nothing_with_the_live_network(trained):
+def test_frozen_networks_share_no_weights_with_live_ones(trained):
     live = copy.deepcopy(trained.live)
     frozen = lipflow.freeze(live)
     before, digest = frozen(trained.x[:3]), frozen.digest

@@ -1,8 +1,8 @@
-"""Norm attack: weights made to fool a spectral norm, in stacks that would expand if one were taken for a bound.
+"""Norm attack: weights on which power iteration underestimates the norm, in stacks that would then expand.
 
-A Convex Potential Layer whose units are all in their linear regime is I - h·WᵀW. With h = 2/σ̂² and an estimate σ̂ below
-the true σ₁ it stretches the top singular vector by 2(σ₁/σ̂)² - 1 > 1; the same vector in every layer, and the stretch is
-to the power of the depth. Here everything is checked in rationals: no tolerance hides an expansion.
+A Convex Potential Layer with all units active is I - h·WᵀW. With h = 2/σ̂² and an estimate σ̂ below the true σ₁ it
+stretches the top singular vector by 2(σ₁/σ̂)² - 1 > 1; with the same vector in every layer, by the power of the depth.
+Everything is computed in rationals, without tolerances.
 """
 
 import math
@@ -36,7 +36,7 @@ def _singular(rows: int, top: Tensor, values: Tensor, seed: int) -> Tensor:
 
 
 def _hidden(shape: tuple[int, ...]) -> Tensor:
-    """A unit vector that power iteration's start vector does not see: orthogonal to it  # (entries, 1)."""
+    """A unit vector orthogonal to the start vector of power iteration  # (entries, 1)."""
     start = start_vector(shape, torch.zeros(1, dtype=torch.float64)).flatten()
     other = torch.zeros_like(start)
     other[0], other[1] = -start[1], start[0]
@@ -48,8 +48,8 @@ def _operator(weight: Tensor, shape: tuple[int, ...], **geometry) -> DenseOperat
 
 
 def _frozen_layer(op: DenseOperator | ConvOperator, centre: Tensor, reach: float) -> Descent:
-    """The Convex Potential Layer that `freeze` makes of a weight, with a bias that keeps every unit on: for all inputs
-    within `reach` of a centre."""
+    """The frozen Convex Potential Layer of a weight, with a bias so that all units are active within `reach` of a
+    centre."""
     geometry = {} if isinstance(op, DenseOperator) else dict(padding=((op.rows.before,) * 2, (op.columns.before,) * 2))
     rows = op.weight.shape[0]
     make = lipflow.cpl_dense if isinstance(op, DenseOperator) else lipflow.cpl_conv
@@ -67,13 +67,13 @@ def _hidden_dense(seed: int) -> Tensor:
 
 
 def _hidden_conv(seed: int) -> Tensor:
-    """A kernel as large as the image is a dense matrix: any singular vector can be hidden in it."""
+    """A kernel of the size of the image is a dense matrix, and can have any singular vector."""
     values = torch.tensor([1.1, *[1.0] * 7], dtype=torch.float64)
     return _singular(8, _hidden((2, 3, 3)), values, seed).reshape(8, 2, 3, 3)
 
 
 def _degenerate_dense(seed: int) -> Tensor:
-    """Singular values in 1, 1 - 1/4096, 1 - 2/4096, …: 100 iterations do not tell them apart."""
+    """Singular values 1, 1 - 1/4096, 1 - 2/4096, …, too close for 100 iterations."""
     values = 1 - torch.arange(8, dtype=torch.float64) / 4096
     values[1:] -= 1 / 128
     top = torch.full((8, 1), 8**-0.5, dtype=torch.float64)
@@ -81,13 +81,13 @@ def _degenerate_dense(seed: int) -> Tensor:
 
 
 def _smooth_conv(seed: int) -> Tensor:
-    """A blur: its greatest singular values crowd together below the sum of the kernel."""
+    """A blur: its greatest singular values lie close together below the sum of the kernel."""
     row = torch.tensor([1.0, 2.0, 1.0], dtype=torch.float64)
     return (row[:, None] * row)[None, None] * 0.3
 
 
 def _edges_conv(seed: int) -> Tensor:
-    """The second difference: on a torus of an odd side its symbol misses the top, at ω = π."""
+    """The second difference: a torus of odd side misses the maximum of its symbol, at ω = π."""
     row = torch.tensor([-1.0, 2.0, -1.0], dtype=torch.float64)
     return (row[:, None] * row)[None, None]
 
@@ -103,7 +103,7 @@ STACKS = {
 
 @cache
 def _steps(name: str, depth: int) -> tuple[lipflow.Frozen, list[fmpq]]:
-    """A frozen stack, and the step sizes that 100 power iterations would have given it."""
+    """A frozen stack, and its step sizes by 100 power iterations."""
     make, shape, geometry = STACKS[name]
     centre, reach = torch.full((1, *shape), 0.5, dtype=torch.float64), math.sqrt(math.prod(shape)) / 2
     layers, steps = [], []
@@ -117,7 +117,7 @@ def _steps(name: str, depth: int) -> tuple[lipflow.Frozen, list[fmpq]]:
 
 
 def _stretch(frozen: lipflow.Frozen, steps: list[fmpq], directions: list[Tensor]) -> float:
-    """The greatest ‖Jv‖/‖v‖ over some directions, exactly: J = Π(I - h·WᵀW). More than 1 is returned only if it is."""
+    """The greatest ‖Jv‖/‖v‖ over some directions, where J = Π(I - h·WᵀW); above 1 only if the exact value is."""
     layers = [exact.linear(p.op) for p in primitives(frozen, "descent")]
     worst = fmpq(0)
     for direction in directions:
@@ -131,7 +131,7 @@ def _stretch(frozen: lipflow.Frozen, steps: list[fmpq], directions: list[Tensor]
 
 
 def _directions(frozen: lipflow.Frozen, steps: list[fmpq]) -> list[Tensor]:
-    """The worst directions of the whole stack and of its layers, as far as float64 can tell, and a random one."""
+    """The top singular vectors of the stack and of two layers, in float64, and a random direction."""
     matrices = [exact.linear(p.op).matrix() for p in primitives(frozen, "descent")]
     total = np.eye(matrices[0].shape[1])
     for w, h in zip(matrices, steps, strict=True):
@@ -152,8 +152,8 @@ def test_frozen_stacks_never_expand(name, depth):
 @pytest.mark.parametrize(
     ("name", "factor"), [("hidden, dense", 1e3), ("hidden, convolution", 1e3), ("degenerate, dense", 1.3)]
 )
-def test_power_iteration_would_expand(name, factor):
-    """The attack bites: 20 layers with h from 100 power iterations stretch by so much."""
+def test_stacks_with_steps_by_power_iteration_expand(name, factor):
+    """The attack works: 20 layers with h from 100 power iterations stretch by more than a factor."""
     frozen, steps = _steps(name, 20)
     stretch = _stretch(frozen, steps, _directions(frozen, steps))
     print(f"{name}: 20 layers with h from 100 power iterations stretch by {stretch:.4g}")
@@ -161,8 +161,8 @@ def test_power_iteration_would_expand(name, factor):
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_the_regime_is_linear(name):
-    """Every unit is on over the whole box, so that the Jacobian above is that of the network."""
+def test_all_units_are_active(name):
+    """On the whole box, so that J is the Jacobian of the network."""
     frozen, _ = _steps(name, 60)
     x = torch.rand(10, *frozen.in_shape, dtype=torch.float64).round(decimals=0)
     for p in primitives(frozen, "descent"):
@@ -172,8 +172,8 @@ def test_the_regime_is_linear(name):
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_no_direction_at_all_is_stretched(name):
-    """2I - h·WᵀW is positive semidefinite, by its exact LDLᵀ: not only for the directions tried."""
+def test_no_direction_is_stretched(name):
+    """2I - h·WᵀW is positive semidefinite, by its exact LDLᵀ."""
     frozen, estimated = _steps(name, 1)
     (p,) = primitives(frozen, "descent")
     assert _semidefinite(p.op, exact.exact(p.h))
@@ -204,8 +204,8 @@ def _semidefinite(op, h: fmpq) -> bool:
 # Other constants, where they are attained; norms of operators are tested in tests/operators
 
 
-def test_a_relaxed_step_is_paid_for():
-    """h·‖W‖² = 3 where every unit is on: the top singular vector is stretched by 2, and L says so."""
+def test_the_bound_of_a_relaxed_step():
+    """With h·‖W‖² = 3 and all units active, the top singular vector is stretched by 2."""
     layer = lipflow.cpl_dense(6, 8, h=3 / 1.1**2).double()
     layer.field.weight.weight = nn.Parameter(_hidden_dense(0))
     layer.field.bias = nn.Parameter(torch.full((8,), 9.0, dtype=torch.float64))
@@ -225,7 +225,7 @@ def test_the_step_is_rounded_down_and_no_further(norm):
 
 
 def test_a_norm_follows_its_weights():
-    """Freezing again after a change bounds the new weights: no constant outlives the numbers it was made from."""
+    """Freezing again after a change of the weights gives new constants."""
     layer = nn.Linear(3, 3)
     first = lipflow.freeze(nn.Sequential(layer), in_shape=(3,)).lipschitz
     with torch.no_grad():
@@ -253,8 +253,8 @@ def test_pair_bounds_are_never_below_the_exact_ones():
 
 
 @pytest.mark.parametrize("std", [0.25, [0.1, 0.5]])
-def test_a_standard_deviation_counts(std):
-    """Dividing by std stretches by 1/min(std), and the certificate must say so."""
+def test_the_bound_includes_the_standard_deviation(std):
+    """Dividing by std stretches by 1/min(std)."""
     frozen = lipflow.freeze(nn.Sequential(blocks.Normalize([0.3, 0.4], std), nn.Flatten()), in_shape=(2, 1, 1))
     x = torch.tensor([[0.5, 0.5], [0.25, 0.5]], dtype=torch.float64).reshape(2, 2, 1, 1)
     stretch = float((frozen(x)[0] - frozen(x)[1]).norm() / (x[0] - x[1]).norm())

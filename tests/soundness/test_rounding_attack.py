@@ -1,8 +1,8 @@
-"""Rounding attack: two points a few ulps apart, on both sides of a decision boundary as the program computes it.
+"""Rounding attack: points a few ulps apart, on both sides of the decision boundary of the program.
 
-There the margin is rounding noise. A certificate that leaves no room for it says "nothing closer than R", and a
-neighbour closer than that has another label (Jin, Ohrimenko and Rubinstein 2022). A violation is two points with
-different labels whose exact distance, in rationals, is below the radius of one of them.
+There the margin is of the size of rounding errors, and a certificate that ignores them is violated (Jin, Ohrimenko and
+Rubinstein 2022). A violation is two points with different labels whose exact distance, in rationals, is below the
+radius of one of them.
 """
 
 import copy
@@ -29,7 +29,7 @@ BISECTIONS, AWAY = 60, [2.0**-k for k in (52, 46, 40, 36, 33, 30, 26, 20, 14, 8)
 
 
 class Outcome(NamedTuple):
-    """How many pairs were searched, how many had a violation, certified points seen, and the least distance/radius."""
+    """Numbers of pairs searched, pairs with a violation, certified points, and the least distance/radius."""
 
     pairs: int
     violations: int
@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
 
 
 def attack(subject: Subject, x: Tensor, pairs: int, neighbours: int, seed: int = 0) -> Outcome:
-    """Search around `pairs` boundary points between images; x in the dtype that the subject is handed."""
+    """Search around `pairs` boundary points between images x, which have the dtype of the subject."""
     generator = torch.Generator().manual_seed(seed)
     labels = subject(x)[0]
     chosen = torch.randint(len(x), (20 * pairs, 2), generator=generator)
@@ -50,7 +50,7 @@ def attack(subject: Subject, x: Tensor, pairs: int, neighbours: int, seed: int =
         near = [_neighbour(end, generator) for end in (low, high) for _ in range(neighbours)]
         far = [(end + t * (end - other)).clamp(0, 1) for end, other in _outward(low, high, x, generator) for t in AWAY]
         points = torch.stack([low, high, *near, *far])
-        said = [subject(point[None]) for point in points]  # each by itself, as a user would ask
+        said = [subject(point[None]) for point in points]  # one by one, as batches may round differently
         label, radius = torch.cat([s[0] for s in said]), torch.cat([s[1] for s in said])
         certified += int((radius > 0).sum())
         ratio = _least_ratio(points, label, radius)
@@ -59,7 +59,7 @@ def attack(subject: Subject, x: Tensor, pairs: int, neighbours: int, seed: int =
 
 
 def _boundary(subject: Subject, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Points of the segments from a to b that are next to each other and have different labels."""
+    """Neighbouring points of the segments from a to b with different labels."""
     first = subject(a)[0]
     low, high = torch.zeros(len(a), dtype=torch.float64), torch.ones(len(a), dtype=torch.float64)
 
@@ -74,7 +74,7 @@ def _boundary(subject: Subject, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _neighbour(point: Tensor, generator: torch.Generator) -> Tensor:
-    """The point with one of its pixels (or two, or three) an ulp (or two) up or down: most flips need the least."""
+    """Move one of the pixels, or up to three, by an ulp or two."""
     moved = point.flatten().clone()
     inner = ((moved > 0.05) & (moved < 0.95)).nonzero().flatten()
     few = torch.rand((), generator=generator) < 0.8
@@ -87,13 +87,13 @@ def _neighbour(point: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _outward(low: Tensor, high: Tensor, x: Tensor, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
-    """From both ends away from some images: where margins grow past the slack, and radii become positive."""
+    """Both ends with random images to move away from: there margins exceed the slack, and radii are positive."""
     first, second = x[torch.randint(len(x), (2,), generator=generator)]
     return [(low, first), (high, second)]
 
 
 def _least_ratio(points: Tensor, label: Tensor, radius: Tensor) -> Fraction | float:
-    """The least distance/radius over pairs with different labels; what is below 1 is computed again in rationals."""
+    """The least distance/radius over pairs with different labels; if it is near 1, in rationals."""
     flat = points.double().flatten(1)
     apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist")
     ratio = apart / torch.maximum(radius[:, None], radius[None]).clamp_min(1e-320)
@@ -115,7 +115,7 @@ def certified(trained) -> Subject:
 
 
 def without_slack(trained) -> Subject:
-    """The same network in float64, with E taken for 0."""
+    """The same network in float64, with E = 0."""
 
     def subject(x: Tensor) -> tuple[Tensor, Tensor]:
         certificates = from_logits(trained.frozen(x), trained.frozen.pair_bounds, 0.0)
@@ -125,7 +125,7 @@ def without_slack(trained) -> Subject:
 
 
 def single_precision(trained) -> Subject:
-    """The same network in float32, with the certified step sizes, and the paper's margin/√2."""
+    """The same network in float32 with the certified step sizes, and the paper's radius, margin/√2."""
     live = copy.deepcopy(trained.live).eval()
     flows = [m for m in live.modules() if isinstance(m, lipflow.Flow)]
     steps = [p.h for p in primitives(trained.frozen, "descent")]
@@ -145,29 +145,29 @@ def test_no_violation(trained):
     outcome = attack(certified(trained), trained.x, pairs=25, neighbours=12)
     print(outcome)
     assert outcome.violations == 0
-    assert outcome.certified > 100, "no point that was searched claims anything"
+    assert outcome.certified > 100, "too few of the points are certified"
 
 
 @pytest.mark.parametrize(("weakened", "dtype"), [("single_precision", torch.float32), ("without_slack", torch.float64)])
-def test_the_attack_breaks_what_has_no_slack(weakened, dtype, trained):
+def test_the_attack_breaks_networks_without_slack(weakened, dtype, trained):
     subject = dict(single_precision=single_precision, without_slack=without_slack)[weakened](trained)
     outcome = attack(subject, trained.x.to(dtype), pairs=15, neighbours=16)
     print(outcome)
     assert outcome.violations >= 3
 
 
-# A network whose Lipschitz constants are attained: the nearest flip is at the radius itself, and only the slack is left
+# A network whose Lipschitz constants are attained: the nearest other label is at the radius, up to the slack
 
 
 def _tight(seed: int) -> lipflow.Frozen:
-    """Rotations and reflections of 3 pixels, run one after the other: every pair bound is attained, everywhere."""
+    """Three rotations or reflections of 3 pixels: every pair bound is attained everywhere."""
     draw = Draw(torch.Generator().manual_seed(seed))
     turns = [certify(DenseOperator(torch.linalg.qr(draw.normal(3, 3)).Q)) for _ in range(3)]
     return chain((3,), *(Affine(op, draw.normal(3)) for op in turns))
 
 
 def _slope(frozen: lipflow.Frozen, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The margin at x, and the unit vector along which it grows."""
+    """The margin at x, and the direction of its gradient."""
     point = x.clone().requires_grad_()
     best = frozen(point[None])[0].topk(2).values
     (slope,) = torch.autograd.grad(best[0] - best[1], point)
@@ -175,9 +175,9 @@ def _slope(frozen: lipflow.Frozen, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _overtaken(frozen: lipflow.Frozen, rounding: float, images: int) -> tuple[int, float]:
-    """(violations, the least distance - R) right where the nearest flip must be, to the ulp.
+    """(violations, the least distance - R) at points within a few ulps of the nearest other label.
 
-    The images lie close to a boundary: constants are rounded up by a part of 2⁻³², which further out is more than E.
+    The images lie close to a boundary: constants are rounded up by a factor of 1 + 2⁻³², which exceeds E further out.
     """
     generator = torch.Generator().manual_seed(0)
     violations, tightest = 0, float("inf")
@@ -196,7 +196,7 @@ def _overtaken(frozen: lipflow.Frozen, rounding: float, images: int) -> tuple[in
     return violations, tightest
 
 
-def test_not_even_where_the_constants_are_attained():
+def test_no_violation_where_the_constants_are_attained():
     frozen = _tight(0)
     sound, tightest = _overtaken(frozen, frozen.rounding, images=80)
     unsound, _ = _overtaken(frozen, 0.0, images=80)
@@ -210,7 +210,7 @@ PAIRS, NEIGHBOURS = 1200, 40
 
 @pytest.mark.campaign
 def test_no_violation_in_a_thousand_pairs(trained):
-    """And what has no slack, attacked in the same way at fewer pairs, breaks: the attack is strong enough to matter."""
+    """Networks without slack break under the same attack with fewer pairs."""
     start = time.perf_counter()
     outcome = attack(certified(trained), trained.x, PAIRS, NEIGHBOURS, seed=1)
     print(outcome)

@@ -1,4 +1,4 @@
-"""Run on each rank by test_distributed: end commands in every way, and list the threads that they leave."""
+"""Run on each rank by test_distributed: commands that end in every way, and the threads that they leave."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -16,7 +17,7 @@ from lipflow.cli import main
 from lipflow.train import distributed
 from lipflow.train.learner import Learner
 from lipflow.train.signals import NonFiniteLoss
-from tests.train.tiny import FLAGS
+from tests.train.tiny import FLAGS, before_call, fail
 
 RANK = int(os.environ["RANK"])
 TASKS = Path("/proc/self/task")  # the threads of this process, on Linux
@@ -36,16 +37,12 @@ def gloo_threads() -> list[str]:
     return left
 
 
-def fail(error: BaseException) -> None:
-    raise error
-
-
-def signalled() -> None:
+def signal_second_rank() -> None:
     if RANK == 1:
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def fail_on_first() -> None:
+def fail_on_first_rank() -> None:
     if RANK == 0:
         raise ValueError("only here")
 
@@ -58,41 +55,25 @@ def fail_with_a_collective_begun() -> None:
     raise ValueError("a collective has begun")
 
 
-def command(words: list[str], in_step: Callable[[], None] | None = None) -> int:
-    """The exit code of a command. `in_step` is called in its first training step."""
-    update = Learner.update
-
-    def patched(self: Learner, rate: float) -> None:
-        Learner.update = update
-        if in_step:
-            in_step()
-        update(self, rate)
-
-    Learner.update = patched
-    try:
-        return main(words)
-    finally:
-        Learner.update = update
+def train(out: Path, in_first_step: Callable[[], object] = lambda: None) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        before_call(patch, Learner, "update", 1, in_first_step)
+        return main(["train", "--out", str(out), "--epochs", "1", "--certify-validation", "8", *FLAGS])
 
 
 def every_ending(out: Path) -> dict[str, tuple[int, list[str]]]:
     """For every way in which a command ends, its exit code and the threads that it leaves."""
-
-    def train(name: str, in_step: Callable[[], None] | None = None) -> int:
-        return command(
-            ["train", "--out", str(out / name), "--epochs", "1", "--certify-validation", "8", *FLAGS], in_step
-        )
-
+    run = str(out / "run")
     endings = {
-        "trained": lambda: train("run"),
-        "certified": lambda: command(["certify", str(out / "run"), "--limit", "8"]),
-        "attacked": lambda: command(["attack", str(out / "run"), "--gallery", "0"]),
-        "refused on the first rank": lambda: train("run"),
-        "loss not finite": lambda: train("diverged", lambda: fail(NonFiniteLoss("NaN on every rank"))),
-        "signal to one rank": lambda: train("signalled", signalled),
-        "interrupted": lambda: train("interrupted", lambda: fail(KeyboardInterrupt())),
-        "error on the first rank": lambda: train("failed", fail_on_first),
-        "trained again": lambda: train("again"),
+        "trained": lambda: train(out / "run"),
+        "certified": lambda: main(["certify", run, "--limit", "8"]),
+        "attacked": lambda: main(["attack", run, "--gallery", "0"]),
+        "refused on the first rank": lambda: train(out / "run"),
+        "loss not finite": lambda: train(out / "diverged", lambda: fail(NonFiniteLoss("NaN on every rank"))),
+        "signal to one rank": lambda: train(out / "signalled", signal_second_rank),
+        "interrupted": lambda: train(out / "interrupted", lambda: fail(KeyboardInterrupt())),
+        "error on the first rank": lambda: train(out / "failed", fail_on_first_rank),
+        "trained again": lambda: train(out / "again"),
     }
     return {name: (ending(), gloo_threads()) for name, ending in endings.items()}
 
@@ -101,5 +82,5 @@ if __name__ == "__main__":
     distributed.LEAVE_SECONDS = 0.5
     folder = Path(sys.argv[1])
     if "--collective" in sys.argv:
-        sys.exit(command(["train", "--out", str(folder / "run"), *FLAGS], fail_with_a_collective_begun))
+        sys.exit(train(folder / "run", fail_with_a_collective_begun))
     (folder / f"rank-{RANK}.json").write_text(json.dumps(every_ending(folder)))

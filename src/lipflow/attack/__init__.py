@@ -1,4 +1,4 @@
-"""Attacks: L2-PGD as the paper's authors run it, the nearest adversarial image, and the files of their outcomes."""
+"""Attacks: L2-PGD as the paper's authors run it, the nearest adversarial image, and files of outcomes."""
 
 from lipflow.attack.file import EXAMPLES, OUTCOME, Examples, Outcome, load, save
 from lipflow.attack.projected_gradient import (

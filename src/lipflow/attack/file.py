@@ -1,7 +1,7 @@
-"""The outcome of an attack on disk, beside the certificate that was attacked.
+"""The outcome of an attack on disk, in the folder of the certificate.
 
-attack.json    how it was attacked, and for each ε which images kept their label
-attack.npz     examples: the strongest attack in the certified ball of an image, and the nearest adversarial image found
+attack.json    the settings of the attack, and for each ε the images that kept their label
+attack.npz     for some images, the strongest attack in the certified ball and the nearest adversarial image found
 """
 
 import json
@@ -58,7 +58,7 @@ def save(folder: Path, outcome: Outcome, attack: PGD, certificate: CertificateFi
     path, examples = folder / OUTCOME, folder / EXAMPLES
 
     def write_examples(temporary: Path) -> None:
-        with temporary.open("wb") as file:  # given a path, NumPy would add the ending .npz
+        with temporary.open("wb") as file:  # NumPy would append .npz to a path
             np.savez(file, **vars(outcome.examples))
 
     if outcome.examples is not None:

@@ -79,7 +79,7 @@ def pgd(
     attack: PGD | None = None,
     indices: Tensor | None = None,
 ) -> Attacked:
-    """Attack images (uint8, or floats in [0, 1]) at one ε or several in increasing order, such as Fraction(1, 4), "36/255".
+    """Attack images (uint8, or floats in [0, 1]) at one ε, such as "36/255", or at several in increasing order.
 
     A tensor is one ε with a value for each image, such as `certificates.radius`.
 

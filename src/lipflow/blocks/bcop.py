@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lipflow.blocks.affine import Affine, Parameterisation
-from lipflow.fast.torch_state import to_keep
 from lipflow.flows.weight import require_flat, require_positive
 from lipflow.operators import ConvOperator, DenseOperator
 from lipflow.operators.norm import in_full
@@ -56,14 +55,11 @@ class BlockConvolution(Parameterisation):
     H is max × min of the channels. With fewer outputs than inputs, the layer is the adjoint of such a convolution.
     """
 
-    seen: Tensor
-
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
         kernel_size: int | tuple[int, int] = 3,
-        in_size: tuple[int, int] | None = None,
         iterations: int = ITERATIONS,
     ) -> None:
         height, width = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
@@ -79,9 +75,6 @@ class BlockConvolution(Parameterisation):
         self.mix = nn.Parameter(orthogonal(most, least))
         halves = [orthogonal(most, most // 2) for _ in self.axes]
         self.halves = nn.Parameter(torch.stack(halves) if halves else torch.empty(0, most, most // 2))
-        # The input size is in the state dict as the shape of an empty tensor, like that of `ConvWeight.u`.
-        self.register_buffer("seen", torch.empty(0, *(in_size or (0, 0))))
-        self.register_load_state_dict_pre_hook(_take_size)
 
     def kernel(self) -> Tensor:
         """The kernel `(out, in, height, width)`."""
@@ -97,9 +90,6 @@ class BlockConvolution(Parameterisation):
                 f"this layer takes images (batch, {self.channels[0]}, height, width), not (batch, {str(shape)[1:]}"
             )
         kernel = self.cache.transform(self.kernel, self.mix, self.halves, training=self.training)
-        if self.seen.shape[1:] != shape[1:] and (self.training or 0 in self.seen.shape[1:]):
-            with to_keep():
-                self.seen = self.seen.new_empty(0, *shape[1:])
         return ConvOperator(kernel, (shape[1], shape[2]), padding="same", padding_mode="circular")
 
     def extra_repr(self) -> str:
@@ -132,12 +122,11 @@ def bcop_conv(
     out_channels: int,
     kernel_size: int | tuple[int, int] = 3,
     *,
-    in_size: tuple[int, int] | None = None,
     iterations: int = ITERATIONS,
     bias: bool = True,
 ) -> Affine:
     """The BCOP layer: an orthogonal circular convolution, and a bias."""
-    return Affine(BlockConvolution(in_channels, out_channels, kernel_size, in_size, iterations), bias)
+    return Affine(BlockConvolution(in_channels, out_channels, kernel_size, iterations), bias)
 
 
 def bjorck_dense(in_features: int, out_features: int, *, iterations: int = ITERATIONS, bias: bool = True) -> Affine:
@@ -149,11 +138,3 @@ def orthogonal(rows: int, columns: int) -> Tensor:
     """A random matrix with orthonormal rows or columns."""
     m = torch.empty(rows, columns)
     return nn.init.orthogonal_(m) if m.numel() else m
-
-
-def _take_size(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Before a state dict is loaded: give `seen` the shape of the loaded one, which is the input size."""
-    seen = state_dict.get(prefix + "seen")
-    if isinstance(module, BlockConvolution) and seen is not None and seen.ndim == 3:
-        with to_keep():
-            module.seen = module.seen.new_empty(seen.shape)

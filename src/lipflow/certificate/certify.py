@@ -7,7 +7,7 @@ from lipflow.certificate.rule import Certificates, from_logits, require_pixels
 from lipflow.frozen import Frozen, on_cpu
 from lipflow.shapes import require_batch
 
-CHUNK_IMAGES = 250  # that go through the network at a time
+CHUNK_IMAGES = 250
 
 
 @on_cpu

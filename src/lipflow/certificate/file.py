@@ -1,11 +1,10 @@
-"""A certificate on disk: three files that another program can check.
+"""A certificate on disk: three files that `lipflow.check` verifies.
 
-frozen.safetensors    the network: all its numbers, and the graph of its primitives
+frozen.safetensors    the network: its tensors and the graph of its primitives
 certificate.json      the claims: L, E, the constants of pairs, and each norm with how it was obtained
 certified.npz         one row per image: image, true label, scores, label, radius, the paper's radius
 
-certificate.json holds the SHA-256 of the two other files, and one of its own claims. `lipflow.check` derives bounds and
-radii again with NumPy alone. It cannot verify the true labels, the name of the split, or which network of a run it is.
+certificate.json contains the SHA-256 of the two other files and of its own claims.
 """
 
 import hashlib
@@ -41,10 +40,10 @@ def save(
     split: str = "",
     network: str = "",
 ) -> None:
-    """Write the certificate of some images, uint8 or floats, and their true labels.
+    """Write the certificates of images, uint8 or floats, with their true labels.
 
-    A previous certificate in the folder stays until all of the new one is on the disk. For the reader, `split` says
-    which images they are ("test", "validation" or "other"), and `network` which one of a run ("final" or "best").
+    A previous certificate in the folder stays until all of the new one is on the disk. `split` ("test", "validation" or
+    "other") and `network` ("final" or "best" of a run) are for the reader: the checker cannot verify them.
     """
     if truth.shape != (len(certificates),) or truth.is_floating_point() or len(images) != len(certificates):
         given = f"{len(images)} images and true labels of {truth.dtype}, {tuple(truth.shape)}"
@@ -55,7 +54,7 @@ def save(
     rows: dict[str, Any] = {name: column.cpu().numpy() for name, column in columns.items()}
 
     def write_rows(temporary: Path) -> None:
-        with temporary.open("wb") as file:  # given a path, NumPy would add the ending .npz
+        with temporary.open("wb") as file:  # NumPy would append .npz to a path
             np.savez(file, **rows)
 
     with filled(folder / WEIGHTS, frozen.save) as weights, filled(folder / ROWS, write_rows) as table:
@@ -73,7 +72,7 @@ def save(
 def claims(
     frozen: Frozen, certificates: Certificates, digests: dict[str, str], split: str, network: str
 ) -> dict[str, Any]:
-    """The content of certificate.json: all claims, the digests of the other files, and a digest of these."""
+    """The content of certificate.json."""
     primitives, vertices = _ledger(frozen)
     stated = dict(
         schema=SCHEMA,
@@ -96,12 +95,12 @@ def claims(
 
 
 def digest(stated: dict[str, Any]) -> str:
-    """The SHA-256 of the claims, which contain the SHA-256 of the other files."""
+    """The SHA-256 of the claims."""
     return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
 
 
 def _ledger(frozen: Frozen) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The claimed norm of each primitive, in the order of the file, and the row of each vertex."""
+    """The claims on each primitive, in the order of the file, and on each vertex."""
     primitives: dict[int, dict[str, Any]] = {}
     vertices = []
     for vertex, row in zip(frozen.graph.vertices, frozen.ledger, strict=True):
@@ -114,7 +113,7 @@ def _ledger(frozen: Frozen) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Operation:
-    """A vertex in the ledger of a file: its constant L and why it holds, its rounding, and its operator's norm."""
+    """A vertex in the ledger of a file: its L and how it was obtained, its rounding, and its operator's norm."""
 
     kind: str
     name: str
@@ -156,7 +155,7 @@ class CertificateFile:
 
 
 def load(folder: str | Path) -> CertificateFile:
-    """Read the claims and rows of a certificate, and check that they belong together. This verifies no bound."""
+    """Read a certificate and check that its files belong together and have valid types. This verifies no bound."""
     path, rows = Path(folder) / CLAIMS, Path(folder) / ROWS
     stated = json_object(path, path.read_bytes())
     claimed = {key: value for key, value in stated.items() if key != "digest"}
@@ -164,21 +163,21 @@ def load(folder: str | Path) -> CertificateFile:
     require(stated.get("schema") == SCHEMA, path, other)
     require(stated.get("digest") == digest(claimed), path, "it was changed after it was written: its digest is wrong")
     columns = arrays(rows, mapping(stated.get("files"), path, "files").get(ROWS), COLUMNS)
-    images = len(columns["truth"])
-    require(all(len(column) == images for column in columns.values()), rows, "its columns differ in length")
-    require(columns["logits"].ndim == 2, rows, "logits are not (n, classes)")
-    vectors = [columns[name] for name in ("truth", "label", "radius", "paper_radius")]
-    require(all(column.ndim == 1 for column in vectors), rows, "it needs one label and one radius per image")
-    require(all(column.dtype.kind in "iu" for column in vectors[:2]), rows, "labels are not integers")
-    floats = [columns[name] for name in ("radius", "paper_radius", "logits")]
-    require(all(column.dtype == np.float64 for column in floats), rows, "radii and logits are not float64")
-    require(bool((columns["radius"] >= 0).all()), rows, "a radius is negative or NaN")
-    label, classes = columns["label"], columns["logits"].shape[1]
+    images, truth, label, radius, paper, logits = (columns[name] for name in COLUMNS)
+    require(len({len(column) for column in columns.values()}) == 1, rows, "its columns differ in length")
+    require(logits.ndim == 2, rows, "logits are not (n, classes)")
+    vectors = truth.ndim == label.ndim == radius.ndim == paper.ndim == 1
+    require(vectors, rows, "it needs one label and one radius per image")
+    require(truth.dtype.kind in "iu" and label.dtype.kind in "iu", rows, "labels are not integers")
+    floats = radius.dtype == paper.dtype == logits.dtype == np.float64
+    require(floats, rows, "radii and logits are not float64")
+    require(bool((radius >= 0).all()), rows, "a radius is negative or NaN")
+    classes = logits.shape[1]
     require(classes >= 2 and bool(((label >= 0) & (label < classes)).all()), rows, "a label is not one of the classes")
-    require_pixels(columns["images"], rows)
+    require_pixels(images, rows)
     primitives, vertices = stated.get("primitives"), stated.get("vertices")
-    if not (isinstance(primitives, list) and isinstance(vertices, list)):
-        raise ValueError(f"{path} cannot be read: primitives and vertices are not lists")
+    lists = isinstance(primitives, list) and isinstance(vertices, list)
+    require(lists, path, "primitives and vertices are not lists")
     ledger = tuple(_operation(mapping(row, path, "a vertex"), primitives, path) for row in vertices)
     lipschitz, rounding = (number(stated.get(key), path, key) for key in ("lipschitz", "rounding"))
     split, network = stated.get("split", ""), stated.get("network", "")

@@ -1,11 +1,11 @@
 """From scores to certified radii.
 
-For ‖x' - x‖ ≤ r < R, with x and x' in the box [low, high]ᵈ, the program f̂ ranks class y above every rival j at x' too:
+For ‖x' - x‖ ≤ r < R, with x and x' in the box [low, high]ᵈ, the program f̂ gives class y the greatest score at x' too:
 
     f̂_y(x') - f̂_j(x') ≥ f̂_y(x) - f̂_j(x) - 2√2·E - d_yj·‖x' - x‖ > 0,
 
-where E bounds ‖f̂ - f‖ over the box and d_yj is a Lipschitz constant of f_y - f_j. The scores at x may come from another
-machine, within 2E of ours, so the same amount is subtracted again:
+where E bounds ‖f̂ - f‖ over the box and d_yj is a Lipschitz constant of f_y - f_j. The scores at x may be computed by
+another machine, within 2E, so the same amount is subtracted again:
 
     R(x) = min over j of (f̂_y(x) - f̂_j(x) - 4√2·E)/d_yj,  rounded down at each operation.
 """
@@ -27,7 +27,7 @@ from lipflow.rounding import down, sqrt_up, up
 class Certificates:
     """One row per image: label, certified radius (0: not certified), radius by the paper's rule, and scores.
 
-    The paper's rule does not subtract rounding errors: it is for comparison, and not certified.
+    The paper's rule subtracts no rounding errors. Its radius is for comparison and is not certified.
     """
 
     label: Tensor  # (n,) int64
@@ -40,7 +40,7 @@ class Certificates:
 
     @staticmethod
     def cat(parts: Iterable["Certificates"]) -> "Certificates":
-        """Concatenate the rows of several, for example of the batches of a DataLoader."""
+        """Concatenate certificates, for example of the batches of a DataLoader."""
         parts = list(parts)
         if not parts:
             raise ValueError("Certificates.cat needs the certificates of at least one batch")
@@ -50,7 +50,7 @@ class Certificates:
     def certified(self, eps: SupportsFloat | str) -> Tensor:
         """Return whether R > eps, compared exactly; eps may be a string such as "36/255".
 
-        If so, no perturbation of L2 norm at most eps changes the label, as long as the image stays in the box.
+        If so, no perturbation of L2 norm at most eps that stays in the box changes the label.
         """
         return self.radius > down(parse_radius(eps))  # a float64 is above eps if it is above down(eps)
 
@@ -63,7 +63,7 @@ class Certificates:
 
 
 def require_pixels(images: Tensor, domain: tuple[float, float] = (0.0, 1.0)) -> None:
-    """Raise if images have values outside of the domain, NaN or infinities: certificates do not cover them."""
+    """Raise if images have values outside of the domain, which certificates do not cover."""
     low, high = domain
     if images.dtype == torch.uint8 and not low <= 0 < 1 <= high:
         raise ValueError(f"bytes k are read as k/255, and this network was frozen for values in [{low:g}, {high:g}]")
@@ -97,12 +97,12 @@ def from_logits(logits: Tensor, pair_bounds: Tensor, rounding: float) -> Certifi
     rivals = torch.arange(logits.shape[1]) != label[:, None]
     margins = logits.gather(1, label[:, None]) - logits
     certain = _below(_below(margins) - slack)
-    # d = 0: the difference of the two scores is constant, so any positive margin holds everywhere.
+    # d = 0: the difference of the two scores is constant, so a positive margin is positive everywhere.
     radii = torch.where(distances > 0, _below(certain / distances), torch.where(certain > 0, torch.inf, 0.0))
     radius = torch.where(rivals, radii, torch.inf).amin(1).clamp_min(0.0)
     paper = torch.where(rivals, margins / distances, torch.inf).amin(1).clamp_min(0.0)
     none = torch.zeros_like(radius)
-    largest = torch.finfo(torch.float64).max  # written in place of infinity
+    largest = torch.finfo(torch.float64).max  # stands for infinity
     certified = torch.where(finite, radius.clamp_max(largest), none)
     return Certificates(label, certified, torch.where(finite, paper, none), logits)
 

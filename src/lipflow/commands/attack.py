@@ -21,7 +21,7 @@ GALLERY_CHUNK_IMAGES = 4  # less, because each image takes many attacks
 
 @dataclass(frozen=True)
 class Attack:
-    """Attack a certified network with L2-PGD, as the paper's authors do, and show the accuracy under attack."""
+    """Attack a certified network with L2-PGD, as the authors of the paper do, and print the accuracy under attack."""
 
     run: Path
     """The folder of a run, or its name in runs/, after `lipflow certify`; or a pretrained network by name."""
@@ -30,7 +30,7 @@ class Attack:
     steps: int = 10
     """Steps of an attack, each of length ε/5."""
     restarts: int = 1
-    """Attacks of each image, each from another random point of the ball."""
+    """Attacks per image, each from another random point of the ball."""
     limit: int | None = None
     """Attack only this number of images, the first ones of the certificate (None: all)."""
     seed: int = 0

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
     from lipflow.certificate import Certificates
     from lipflow.data import Dataset
-    from lipflow.frozen import Frozen
-    from lipflow.train.distributed import Ranks
+    from lipflow.train.record import Record
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Certify:
     run: Path
     """The folder of a finished run, or its name in runs/; or a pretrained network by name: cpl-fast-cifar10."""
     split: Literal["test", "validation"] = "test"
-    """Which images."""
+    """The split whose images are certified."""
     limit: int | None = None
     """Certify only this number of images, the first ones (None: all)."""
     radii: tuple[str, ...] = ()
@@ -33,7 +32,7 @@ class Certify:
     network: Literal["final", "best"] = "final"
     """The network at the end of its schedule, or the one with the most certified validation images."""
     data_dir: Path | None = None
-    """Where the data is, if not where it was when the network was trained."""
+    """The folder of the data (default: where it was when the network was trained)."""
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
@@ -42,6 +41,8 @@ class Certify:
 
 def certify(arguments: Certify) -> int:
     """Certify, write the certificate, and print the table."""
+    import torch
+
     from lipflow import certificate, data
     from lipflow.frozen import freeze
     from lipflow.pretrained import folder_of, load
@@ -51,7 +52,8 @@ def certify(arguments: Certify) -> int:
     from lipflow.train.record import Record
 
     folder = folder_of(arguments.run)
-    run, network = Record.read(folder).run, load(folder, arguments.network)
+    record, network = Record.read(folder), load(folder, arguments.network)
+    run = record.run
     data_dir = arguments.data_dir or run.data_dir
     radii = {text: parse_radius(text) for text in arguments.radii or run.recipe.radii}
     with join("cpu") as ranks, threads(run.recipe.threads):
@@ -62,7 +64,7 @@ def certify(arguments: Certify) -> int:
         images, truth = split.images[: arguments.limit], split.labels[: arguments.limit]
         if not len(truth):
             raise ValueError(f"there are no {arguments.split} images of {run.data}: the run held none out")
-        split_name = name_of_split(arguments, folder, dataset)
+        split_name = name_of_split(arguments, folder, record, dataset)
         if ranks.first and split_name == "other":
             print(f"the {arguments.split} images are not those that {folder} was trained with")
         start = time.perf_counter()
@@ -72,10 +74,20 @@ def certify(arguments: Certify) -> int:
             print(f"froze {run.model}: {len(frozen.graph.vertices)} operations, every norm bounded, in {seconds:.1f} s")
             bound, error = digits_up(frozen.lipschitz, 12), digits_up(frozen.rounding, 3)
             print(f"L = {bound:.12g}, rounding at most E = {error:.2e} over all images")
-        cache = PartCache(f"the scores of {frozen.digest}")
-        certificates = certify_images(frozen, images, ranks, cache)
-        if certificates is None:
+        certificate.require_pixels(images, frozen.domain)
+        cache = PartCache(f"the logits of {frozen.digest}")
+
+        @torch.no_grad()
+        def logits(x: "Tensor") -> "dict[str, Tensor]":
+            return {"logits": frozen(x)}
+
+        chunk = certificate.CHUNK_IMAGES
+        parts = ranks.gather(cache.run(logits, [ranks.share(images)], chunk, "certifying", ranks.first))
+        if not ranks.first:
             return 0
+        joined = torch.cat([part["logits"] for part in parts])
+        # Logits may have been stored before an interruption; radii are always computed here.
+        certificates = certificate.from_logits(joined, frozen.pair_bounds, frozen.rounding)
         certificate.save(folder, frozen, certificates, images, truth, split_name, arguments.network)
         cache.clear()
         show(certificates, truth, radii, f"{folder}: {len(truth)} {split_name} images of {run.data}")
@@ -83,11 +95,8 @@ def certify(arguments: Certify) -> int:
     return 0
 
 
-def name_of_split(arguments: Certify, folder: Path, dataset: "Dataset") -> str:
+def name_of_split(arguments: Certify, folder: Path, record: "Record", dataset: "Dataset") -> str:
     """Return the split that is certified, or "other" if its images are not those that the run was trained with."""
-    from lipflow.train.record import Record
-
-    record = Record.read(folder)
     if record.class_names and record.class_names != dataset.class_names:
         theirs, ours = (", ".join(names[:9]) for names in (dataset.class_names, record.class_names))
         raise ValueError(f"{folder} was trained on the classes {ours}, and these images are of {theirs}")
@@ -100,27 +109,6 @@ def name_of_split(arguments: Certify, folder: Path, dataset: "Dataset") -> str:
             "images on purpose, give their --data-dir"
         )
     return "other"
-
-
-def certify_images(frozen: "Frozen", images: "Tensor", ranks: "Ranks", cache: PartCache) -> "Certificates | None":
-    """Certify images, each rank its share; return all rows on the first rank, None on the others.
-
-    Scores may have been computed before an interruption; the radii are always computed here.
-    """
-    import torch
-
-    from lipflow.certificate import CHUNK_IMAGES, from_logits, require_pixels
-
-    require_pixels(images, frozen.domain)
-
-    @torch.no_grad()
-    def scores(x: "Tensor") -> "dict[str, Tensor]":
-        return {"logits": frozen(x)}
-
-    parts = ranks.gather(cache.run(scores, [ranks.share(images)], CHUNK_IMAGES, "certifying", ranks.first))
-    if not ranks.first:
-        return None
-    return from_logits(torch.cat([part["logits"] for part in parts]), frozen.pair_bounds, frozen.rounding)
 
 
 def show(certificates: "Certificates", truth: "Tensor", radii: dict[str, Fraction], title: str) -> None:

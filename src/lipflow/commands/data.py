@@ -1,4 +1,4 @@
-"""`lipflow data NAME`: fetch a dataset, and show what is in it."""
+"""`lipflow data NAME`: download a dataset and print its splits."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,14 +6,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Data:
-    """Download a dataset if it is missing, check it and show what is in it."""
+    """Download a dataset if it is missing, verify it, and print its splits."""
 
     name: str
     """digits, cifar10, cifar100, or folder (your own images, with --data-dir)."""
     data_dir: Path | None = None
-    """Where the data is or should go, instead of the download cache."""
+    """The folder of the data, instead of the download cache."""
     image_size: int | None = None
-    """The side that images of a folder are resized to."""
+    """The height and width that the images of a folder are resized to."""
 
 
 def data(arguments: Data) -> int:

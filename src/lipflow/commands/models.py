@@ -1,15 +1,15 @@
-"""`lipflow models`: the networks, by name."""
+"""`lipflow models`: list the networks by name."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Models:
-    """List the networks that --model takes: their parameters, layers and input; and those that come trained."""
+    """List the networks for --model, with their parameters, layers and input, and the pretrained networks."""
 
 
 def models(arguments: Models) -> int:
-    """Print a table of the networks, built without memory for their weights."""
+    """Print a table of the networks, which are built on the meta device."""
     import torch
 
     from lipflow.blocks import Affine, LastLayerNormalization
@@ -27,5 +27,5 @@ def models(arguments: Models) -> int:
         shape = "×".join(map(str, model.in_shape))
         rows.append((name, f"{parameters:,}", str(layers), shape, model.summary))
     print_table(("model", "parameters", "layers", "input", ""), rows)
-    print(f"trained, for lipflow.load(NAME) and lipflow certify NAME: {', '.join(NAMES)}")
+    print(f"pretrained, for lipflow.load(NAME) and lipflow certify NAME: {', '.join(NAMES)}")
     return 0

@@ -1,4 +1,4 @@
-"""`lipflow train`: its flags and their defaults. Without torch until it runs."""
+"""`lipflow train`: its flags and their defaults, which need no torch."""
 
 import argparse
 from collections.abc import Sequence
@@ -14,26 +14,26 @@ from lipflow.train.schedule import MultiStep
 
 @dataclass(frozen=True)
 class Choices:
-    """The optimiser, the schedule and the loss of a recipe, with the numbers of each, as flat flags."""
+    """The optimiser, the schedule and the loss of a recipe, with their parameters, as flat flags."""
 
     optimiser: Literal["adam", "sgd"] = "adam"
-    """How weights are updated."""
+    """The optimiser."""
     lr: float = SGD.lr
-    """The greatest learning rate."""
+    """The largest learning rate."""
     weight_decay: float = SGD.weight_decay
-    """Weight decay, on all but the parameters of activations."""
+    """Weight decay, for all parameters except those of activations."""
     momentum: float = SGD.momentum
-    """Momentum of sgd (adam has its usual betas)."""
+    """Momentum of sgd (adam has its default betas)."""
     nesterov: bool = SGD.nesterov
-    """Nesterov's form of momentum, for sgd."""
+    """Use Nesterov's momentum, for sgd."""
     schedule: Literal["triangular", "linear", "multistep", "exponential", "constant"] = "triangular"
-    """The learning rate over the run: triangular (the paper's: peak at 2/5, lr/20 at 4/5), linear (peak at 1/5), …"""
+    """The learning rate over the run; triangular is of the paper (peak at 2/5, lr/20 at 4/5), linear peaks at 1/5."""
     milestones: tuple[float, ...] = MultiStep.milestones
     """Where multistep decays, as fractions of the run."""
     decay: float = MultiStep.decay
     """The factor of multistep at a milestone, and of exponential after an epoch."""
     loss: Literal["multi-margin", "cross-entropy", "offset-cross-entropy", "certificate"] = "multi-margin"
-    """What is minimised."""
+    """The loss."""
     margin: float = MultiMargin.margin
     """The margin of multi-margin."""
     offset: float = OffsetCrossEntropy.offset
@@ -45,7 +45,7 @@ class Choices:
 
     @classmethod
     def of(cls, recipe: Recipe) -> "Choices":
-        """The flags of a recipe; numbers that it does not use have the defaults above."""
+        """Return the flags of a recipe; parameters that it does not use have the defaults above."""
         names = asdict(cls())
         return cls(**{name: value for name, value in recipe.flat().items() if name in names})
 
@@ -57,19 +57,19 @@ class Train:
     run: Run = field(default_factory=Run)
     choices: Choices = field(default_factory=Choices)
     resume: bool = False
-    """Resume the run in --out after its last checkpoint, as if it had not stopped."""
+    """Resume the run in --out from its last checkpoint, with the same result as without the interruption."""
 
 
 def chosen(arguments: Train) -> Run:
-    """The run of the flags that were typed. A number that the chosen loss, schedule or optimiser lacks is refused."""
-    run = arguments.run
-    before, after = asdict(Choices.of(run.recipe)), asdict(arguments.choices)
-    changes = {name: value for name, value in after.items() if value != before[name]}
-    return replace(run, recipe=run.recipe.vary(**changes))
+    """Return the run with the flags that were typed. Raise for a parameter that the chosen loss, … does not have."""
+    recipe = arguments.run.recipe
+    before = asdict(Choices.of(recipe))
+    changes = {name: value for name, value in asdict(arguments.choices).items() if value != before[name]}
+    return replace(arguments.run, recipe=recipe.vary(**changes))
 
 
 def defaults(words: Sequence[str]) -> Train:
-    """The defaults of all flags: the recipe for a model, data and budget, or the flags of the run that is resumed."""
+    """Return the defaults of all flags: the recipe of a model, data and budget, or the flags of the resumed run."""
     parser = argparse.ArgumentParser(prog="lipflow train", add_help=False, allow_abbrev=False)
     parser.add_argument("--model")
     parser.add_argument("--data")
@@ -77,22 +77,22 @@ def defaults(words: Sequence[str]) -> Train:
     parser.add_argument("--budget")
     parser.add_argument("--out")
     parser.add_argument("--resume", action="store_true")
-    seen, _ = parser.parse_known_args(words)
-    model, data = seen.model or Run.model, seen.data or Run.data
-    if not seen.resume:
-        published = Run.of(model, data, None if seen.budget == "None" else seen.budget)
+    given, _ = parser.parse_known_args(words)
+    model, data = given.model or Run.model, given.data or Run.data
+    if not given.resume:
+        published = Run.of(model, data, None if given.budget == "None" else given.budget)
         if not {"-h", "--help"} & set(words):
-            _require_both(seen.model, seen.data)
+            _require_both(given.model, given.data)
         return Train(published, Choices.of(published.recipe))
     from lipflow.train.record import Record
 
-    folder = Path(seen.out) if seen.out else replace(Run.of(model, data), seed=seen.seed).folder
+    folder = Path(given.out) if given.out else replace(Run.of(model, data), seed=given.seed).folder
     stored = replace(Record.read(folder).run, out=folder)
     return Train(stored, Choices.of(stored.recipe), resume=True)
 
 
 def _require_both(model: str | None, data: str | None) -> None:
-    """Refuse --model without --data and --data without --model: the default of the other one is rarely meant."""
+    """Raise for --model without --data and for --data without --model: the default of the other is rarely wanted."""
     if data is None and model not in (None, Run.model):
         raise ValueError(f"--model {model} needs --data, such as --data cifar10; without it, it would be {Run.data}")
     if model is None and data not in (None, Run.data):
@@ -100,7 +100,7 @@ def _require_both(model: str | None, data: str | None) -> None:
 
 
 def train(arguments: Train) -> int:
-    """Train, or resume."""
+    """Train a network, or resume its training."""
     from lipflow.train.loop import train
 
     train(chosen(arguments), arguments.resume)

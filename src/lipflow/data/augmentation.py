@@ -74,12 +74,8 @@ def _reflect(position: Tensor, side: int) -> Tensor:
     return (side - 1) - ((side - 1) - position.abs()).abs()
 
 
-def _clamp(position: Tensor, side: int) -> Tensor:
-    return position.clamp(0, side - 1)
-
-
 def _inside(position: Tensor, side: int) -> Tensor:
     return (position >= 0) & (position < side)
 
 
-_SOURCES = {"reflect": _reflect, "zeros": _clamp}
+_SOURCES = {"reflect": _reflect, "zeros": lambda position, side: position.clamp(0, side - 1)}

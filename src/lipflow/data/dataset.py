@@ -138,9 +138,10 @@ def quotas(name: str, labels: Tensor, size: int) -> Tensor:
 def held_out(labels: Tensor, quota: Tensor) -> Tensor:
     """Which images are held out, `quota` of each class: always the same ones  # (n,) bool"""
     order = permutation(len(labels), SPLIT_SEED, 0)
+    ordered_labels = labels[order]
     held = torch.zeros(len(labels), dtype=torch.bool)
     for label, count in enumerate(quota.tolist()):
-        held[order[labels[order] == label][:count]] = True
+        held[order[ordered_labels == label][:count]] = True
     return held
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -168,8 +168,9 @@ def _pixels(path: Path, size: int | None) -> np.ndarray:  # (3, height, width), 
         raise DataError("reading image files needs Pillow: pip install pillow") from None
     try:
         with Image.open(path) as image:
-            mode = _DEEP.search(str(image.tile)) or _DEEP.search(image.mode)
-            deep = any(tile[0].startswith("ppm") and tile[3][-1] > 255 for tile in image.tile)
+            tiles: Any = image.tile
+            mode = _DEEP.search(str(tiles)) or _DEEP.search(image.mode)
+            deep = any(tile[0].startswith("ppm") and tile[3][-1] > 255 for tile in tiles)
             upright = ImageOps.exif_transpose(image)
             if upright.has_transparency_data:
                 upright = upright.convert("RGBA")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from lipflow.data.dataset import DataError
 from lipflow.files import permit
@@ -38,16 +39,13 @@ def download(title: str, url: str, sha256: str, folder: Path) -> Path:
     import pooch
 
     name = url.rsplit("/", 1)[-1]
-    bar = _Bar(name)
-    downloader = pooch.HTTPDownloader(progressbar=bar, chunk_size=1 << 18)
+    bar: Any = _Bar(name)  # pooch declares a bool
+    downloader: Any = pooch.HTTPDownloader(progressbar=bar, chunk_size=1 << 18)
     try:
         path = Path(pooch.retrieve(url, f"sha256:{sha256}", fname=name, path=folder, downloader=downloader))
         permit(path)
         return path
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # no network (errors of requests are OSErrors), no disk space, or a wrong hash
+    except (OSError, ValueError) as error:  # an error of requests or of the disk, or a wrong hash
         reason = _REASONS.get(type(error).__name__) or " ".join(str(error).split())[:200]
         raise DataError(
             f"could not download {title} from {url} into {folder} ({reason}); "

@@ -15,17 +15,13 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
-def recomputing() -> bool:
-    """Whether a backward pass is running, which recomputes activations (`torch.utils.checkpoint`)."""
-    return torch._C._current_graph_task_id() != -1
-
-
 def may_keep() -> bool:
     """Whether a forward pass may store tensors: not in a recomputation, nor under torch.func, whose tensors are
     invalid after the transform."""
     if torch.compiler.is_compiling():
         return True
-    return not recomputing() and not torch._C._are_functorch_transforms_active()
+    recomputing = torch._C._current_graph_task_id() != -1  # a backward pass is running (`torch.utils.checkpoint`)
+    return not recomputing and not torch._C._are_functorch_transforms_active()
 
 
 def is_batch_of_gradients(g: Tensor) -> bool:

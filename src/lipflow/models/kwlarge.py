@@ -8,7 +8,6 @@ replaced by last-layer normalization. A stride of 2 is space-to-depth, followed 
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import NamedTuple
 
 from torch import nn
 
@@ -30,18 +29,11 @@ from lipflow.flows import Sequential
 from lipflow.flows.weight import require_positive
 from lipflow.models.network import Network
 
-
-class Family(NamedTuple):
-    """The layers of a network, and the kernel of its strided convolutions after space-to-depth."""
-
-    convolution: Callable[[int, int, int], Affine]
-    dense: Callable[[int, int], Affine]
-    strided_kernel: int
-
-
-FAMILIES: dict[str, Family] = {  # as published: a strided 3×3 kernel becomes 1×1, and a strided 4×4 one 2×2
-    "cayley": Family(cayley_conv, cayley_dense, 1),
-    "bcop": Family(bcop_conv, bjorck_dense, 2),
+# The convolution, the dense layer, and the kernel of strided convolutions after space-to-depth. As published, a strided
+# 3×3 kernel becomes 1×1, and a strided 4×4 kernel 2×2.
+FAMILIES: dict[str, tuple[Callable[[int, int, int], Affine], Callable[[int, int], Affine], int]] = {
+    "cayley": (cayley_conv, cayley_dense, 1),
+    "bcop": (bcop_conv, bjorck_dense, 2),
 }
 
 

@@ -65,7 +65,7 @@ def top_singular_vector(op: LinearOperator, start: Tensor, steps: int = 100) -> 
 
     The first vector is the sum of `start` and a random vector, as `start` may be orthogonal to the top singular vector.
     The method stops when WᵀWu is within a relative √eps of a multiple of u: then an eigenvalue of WᵀW is as near. It
-    makes at least 30 steps, after which the random vector has found a greater eigenvalue, if there is one.
+    makes at least 30 steps, in which the random vector reveals a greater eigenvalue, if there is one.
     """
     weight = op.weight.detach()
     greatest = weight.abs().amax()

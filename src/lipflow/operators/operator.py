@@ -12,12 +12,9 @@ class LinearOperator(ABC):
     Functions such as `norm_estimate` and `norm_bound` take an operator as their argument.
     """
 
-    weight: Tensor
-    """The numbers that define W. Inputs have its dtype and device."""
-    in_shape: tuple[int, ...]
-    """The shape of one input."""
-    out_shape: tuple[int, ...]
-    """The shape of one output."""
+    weight: Tensor  # the numbers that define W; inputs have its dtype and device
+    in_shape: tuple[int, ...]  # of one input
+    out_shape: tuple[int, ...]  # of one output
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:

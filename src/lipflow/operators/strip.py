@@ -37,7 +37,7 @@ class Strips(NamedTuple):
         return Strips(-(-axis.outputs // thickness), thickness, step, step - axis.stride + axis.extent)
 
     def neighbours(self, axis: Axis) -> Tensor:
-        """Which outputs and which positions exist: of the strip before, and of the strip  # (pieces, 2, ·)."""
+        """Which outputs and which positions exist, in the strip before and in the strip itself  # (pieces, 2, ·)."""
         t = torch.arange(self.pieces)[:, None]
         outputs = t * self.thickness + torch.arange(self.thickness)
         positions = t * self.step + torch.arange(self.window) - axis.before

@@ -1,6 +1,6 @@
 """Trained networks that come with the package: `lipflow.load("cpl-fast-cifar10")`.
 
-Each is the folder of a finished run whose weights were rounded to bfloat16; certificates are of the rounded network.
+Each is the folder of a finished run, with weights rounded to bfloat16. What is certified is the rounded network.
 """
 
 import difflib
@@ -47,8 +47,8 @@ def _found(run: Path) -> Path:
 def folder_of(run: Path) -> Path:
     """Return the folder of a run, by path or by name in runs/; a pretrained network is first copied to runs/.
 
-    The copy is renamed into place when it is complete, so several processes may make it at the same time. Raise if
-    another run has its place.
+    The copy is renamed when it is complete, so several processes may copy at the same time. Raise if another run is in
+    its place.
     """
     if run.exists() or str(run) not in NAMES:
         return _found(run)

@@ -1,6 +1,6 @@
 "use strict";
-// A chart in plain SVG: axes, series, a cursor that reads them off by pointer or by the arrow keys. Text from runs is
-// only ever set as text, so nothing in a run can become markup.
+// A chart in plain SVG: axes, series, and a cursor that shows their values, by pointer or by the arrow keys. Strings from
+// runs are only set as text, so they cannot become markup.
 
 function draw(name, attributes = {}, ...children) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -30,13 +30,13 @@ const power = (value) => {
   const n = Math.round(Math.log10(value));
   return Math.abs(n) < 3 ? plain(value) : "10" + [...String(n)].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit] ?? "⁻").join("");
 };
-// As table.py has it: all only if it is all, and none only if it is none.
+// As in table.py: 0% only for 0 and 100% only for 1.
 const percent = (value) => {
   const hundredths = Math.floor(1e4 * value + 0.5);
   return ((value < 1 ? Math.min(9999, Math.max(value > 0 ? 1 : 0, hundredths)) : hundredths) / 100).toFixed(2) + "%";
 };
 
-// A mark for each run, so that colour is not the only difference; the ninth has the first one's colour, and another mark.
+// Runs differ in their marks too, not only in colour; the ninth run has the colour of the first, and another mark.
 const MARKS = [
   (x, y, r) => `M${x - r},${y}a${r},${r} 0 1,0 ${2 * r},0a${r},${r} 0 1,0 ${-2 * r},0`,
   (x, y, r) => `M${x - r},${y - r}h${2 * r}v${2 * r}h${-2 * r}z`,
@@ -49,8 +49,8 @@ const tone = (run) => (run === null ? "grey" : `c${run % 8}`);
 const CROSS = (x, y, r) => `M${x - r},${y - r}l${2 * r},${2 * r}M${x - r},${y + r}l${2 * r},${-2 * r}`;
 
 class Chart {
-  // x, y: {low, high, label, format, log}; series: [{run, at(x) → y or null, read(x) → text, points, look, curve}], where
-  // the run is its number, or null for what is no run and is drawn in grey
+  // x, y: {low, high, label, format, log}; series: [{run, at(x) → y or null, read(x) → text, points, look, curve}]. `run`
+  // is the number of a run, or null for a network of the paper, which is drawn in grey.
   constructor(box, options) {
     Object.assign(this, { box, chosen: null, cursor: null, step: 0.01 }, options);
     box.classList.add("chart");
@@ -84,7 +84,7 @@ class Chart {
     const height = this.height || Math.round(Math.min(400, Math.max(230, this.width * 0.5)));
     Object.assign(this, { left: 50, right: Math.max(80, this.width - 10), top: 12, bottom: height - 44 });
     const svg = draw("svg", { height, viewBox: `0 0 ${Math.max(90, this.width)} ${height}`, tabindex: 0, role: "img",
-      "aria-label": this.label + ". Left and right arrow keys read off values." });
+      "aria-label": this.label + ". The left and right arrow keys show values." });
     svg.addEventListener("keydown", (event) => this.key(event));
     svg.addEventListener("blur", () => this.leave());
     svg.append(...this.axes());

@@ -49,11 +49,11 @@ def accuracy(runs: Sequence[RunResults], summary: Summary) -> "Figure | None":
     figure, (axes,) = _figure(1, 6.4)
     reach = epsilon_reach(runs, summary.epsilons)
     for i, run in enumerate(runs):
-        colour, mark, held = _colour(i), _mark(i), run.certificate
-        if held is not None:
-            right = np.sort(held.radius[held.right])
+        colour, mark, certificate = _colour(i), _mark(i), run.certificate
+        if certificate is not None:
+            right = np.sort(certificate.radius[certificate.right])
             x = np.minimum([0.0, *right, np.inf], 2 * reach)  # the axis ends at `reach`
-            y = 100 * np.maximum(len(right) - np.arange(len(x)), 0) / max(1, len(held.truth))
+            y = 100 * np.maximum(len(right) - np.arange(len(x)), 0) / max(1, len(certificate.truth))
             last = [int(np.searchsorted(x, float(parse_radius(eps)), side="right")) - 1 for eps in summary.epsilons]
             label, marks = f"{plain(run.name)}, certified", {"marker": mark, "markevery": sorted(set(last))}
             axes.step(x, y, where="post", color=colour, label=label, markersize=4.5, **marks)
@@ -76,8 +76,8 @@ def radii(runs: Sequence[RunResults], summary: Summary) -> "Figure | None":
     reach = epsilon_reach(runs, summary.epsilons)
     figure, all_axes = _figure(len(shown), 3.4)
     edges, width = np.linspace(0, reach, BINS + 1)[:-1], reach / BINS
-    for axes, (i, run, held) in zip(all_axes, shown, strict=True):
-        right, wrong = (100 * counts / max(1, len(held.truth)) for counts in histogram(held, reach))
+    for axes, (i, run, certificate) in zip(all_axes, shown, strict=True):
+        right, wrong = (100 * counts / max(1, len(certificate.truth)) for counts in histogram(certificate, reach))
         axes.bar(edges, right, width * 0.9, align="edge", color=_colour(i))
         axes.bar(edges, wrong, width * 0.9, bottom=right, align="edge", fill=False, edgecolor=_colour(i))
         axes.set(title=plain(run.name), xlabel="certified radius", ylabel="images (%)", xlim=(0, reach))

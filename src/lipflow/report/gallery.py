@@ -53,29 +53,29 @@ def _unit(image: np.ndarray) -> np.ndarray:
 
 def gallery(run: RunResults) -> str:
     """Return the cards of a run as HTML; every string of the run is escaped."""
-    held = run.certificate
-    if held is None or not len(held.truth):
+    certificate = run.certificate
+    if certificate is None or not len(certificate.truth):
         return ""
-    names = _names(run, held.logits.shape[1])
+    names = _names(run, certificate.logits.shape[1])
     examples = None if run.outcome is None else run.outcome.examples
     if examples is None:
-        order = held.radius.argsort(kind="stable")
+        order = certificate.radius.argsort(kind="stable")
         index = order[np.linspace(0, len(order) - 1, min(UNATTACKED_IMAGES, len(order))).round().astype(int)]
-        cards = [_card(held, int(i), names, [_original(held, int(i), names)]) for i in index]
+        cards = [_card(certificate, int(i), names, [_original(certificate, int(i), names)]) for i in index]
         return f'<ul class="cards plain">{"".join(cards)}</ul>'
-    reach = _reach(held, examples)
-    cards = [_attacked(held, examples, k, names, reach) for k in range(len(examples.index))]
+    reach = _reach(certificate, examples)
+    cards = [_attacked(certificate, examples, k, names, reach) for k in range(len(examples.index))]
     return f'<ul class="cards">{"".join(cards)}</ul>'
 
 
-def _attacked(held: CertificateFile, examples: Examples, k: int, names: list[str], reach: float) -> str:
+def _attacked(certificate: CertificateFile, examples: Examples, k: int, names: list[str], reach: float) -> str:
     """Return the card of the k-th example: the image, the strongest attack, and the nearest adversarial image."""
     i = int(examples.index[k])
-    label, radius, image, scores = int(held.label[i]), float(held.radius[i]), held.images[i], held.logits[i]
+    label, radius, image = int(certificate.label[i]), float(certificate.radius[i]), certificate.images[i]
     inside = '<div class="panel none">R = 0: no ball is certified</div>'
     if radius > 0:
         found = int(examples.inside_label[k])
-        margin = float(scores[label] - np.delete(scores, label).max())
+        margin = float(certificate.logits[i, label] - np.delete(certificate.logits[i], label).max())
         verb, kind = ("still", "ok") if found == label else ("turned into", "bad")
         text = f"{verb} <b>{_name(names, found)}</b><br>at {_below(float(examples.inside_distance[k]))} &lt; R"
         alt = f"the strongest attack found inside the certified ball, {verb} {_name(names, found)}"
@@ -90,20 +90,21 @@ def _attacked(held: CertificateFile, examples: Examples, k: int, names: list[str
         note = f"{distance / radius:.2f} R" if radius > 0 else "beyond R = 0"
         kind = "out" if distance >= radius else "bad"
         near = _panel(examples.nearest[k], difference(image, examples.nearest[k]), alt, text, note, kind)
-    return _card(held, i, names, [_original(held, i, names), inside, near], _scale(radius, distance, reach))
+    panels = [_original(certificate, i, names), inside, near]
+    return _card(certificate, i, names, panels, _scale(radius, distance, reach))
 
 
-def _card(held: CertificateFile, i: int, names: list[str], panels: list[str], scale: str = "") -> str:
-    right = held.label[i] == held.truth[i]
-    truth = "" if right else f' <span class="wrong">wrong: it is {_name(names, int(held.truth[i]))}</span>'
-    head = f'<p class="about">image {i}: <b>{_name(names, int(held.label[i]))}</b>{truth}</p>'
+def _card(certificate: CertificateFile, i: int, names: list[str], panels: list[str], scale: str = "") -> str:
+    right = certificate.label[i] == certificate.truth[i]
+    truth = "" if right else f' <span class="wrong">wrong: it is {_name(names, int(certificate.truth[i]))}</span>'
+    head = f'<p class="about">image {i}: <b>{_name(names, int(certificate.label[i]))}</b>{truth}</p>'
     return f'<li class="card">{head}<div class="panels">{"".join(panels)}</div>{scale}</li>'
 
 
-def _original(held: CertificateFile, i: int, names: list[str]) -> str:
-    radius, label = float(held.radius[i]), _name(names, int(held.label[i]))
+def _original(certificate: CertificateFile, i: int, names: list[str]) -> str:
+    radius, label = float(certificate.radius[i]), _name(names, int(certificate.label[i]))
     text = f"the image<br>R = {_below(radius)}" if radius < 1e6 else "the image<br>R: no limit"
-    return _panel(held.images[i], None, f"image {i}, labelled {label}", text, "", "own")
+    return _panel(certificate.images[i], None, f"image {i}, labelled {label}", text, "", "own")
 
 
 def _panel(image: np.ndarray, added: tuple[np.ndarray, float] | None, alt: str, text: str, note: str, kind: str) -> str:
@@ -143,8 +144,8 @@ def _above(value: float) -> str:
     return f"{math.ceil(value * 1000) / 1000:.3f}"
 
 
-def _reach(held: CertificateFile, examples: Examples) -> float:
-    ends = [*examples.nearest_distance[examples.found], *np.minimum(held.radius[examples.index], 1e6)]
+def _reach(certificate: CertificateFile, examples: Examples) -> float:
+    ends = [*examples.nearest_distance[examples.found], *np.minimum(certificate.radius[examples.index], 1e6)]
     return 1.04 * max((float(end) for end in ends), default=1.0) or 1.0
 
 

@@ -1,4 +1,4 @@
-// The page: reads its data, draws the charts, and lets a reader choose runs and an ε.
+// Reads the data of the page, draws the charts, and handles the choice of runs and of ε.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
@@ -10,15 +10,15 @@ function visible(series) {
   return !hidden.has(`run ${series.run}`) && !hidden.has(`kind ${series.kind}`);
 }
 
-// Sorted radii of the images with the right label, as the float64 numbers that they are.
-// `of` is a run or, if only its first images were attacked, its part.
+// The sorted radii of the images with the right label, as float64. `of` is a run or, if only its first images were
+// attacked, its part.
 for (const of of DATA.runs.flatMap((run) => [run, run.part ?? {}])) {
   if (of.radii === undefined) continue;
   const bytes = Uint8Array.from(atob(of.radii), (letter) => letter.charCodeAt(0));
   of.sorted = new Float64Array(bytes.buffer);
 }
 
-// How many images are right with R > ε: no rounding, as both are float64 and ε is rounded down.
+// The number of images with the right label and R > ε. It is exact: both are float64, and ε is rounded down.
 function certified(run, eps) {
   let low = 0, high = run.sorted.length;
   while (low < high) {
@@ -29,10 +29,10 @@ function certified(run, eps) {
   return eps < 0 ? run.sorted.length : run.sorted.length - low;
 }
 
-// ε = 0 is the clean accuracy, which an image of radius 0 may have.
+// At ε = 0 it is the clean accuracy, which counts images of radius 0 too.
 const accuracy = (run, eps) => (eps === 0 ? run.sorted.length : certified(run, eps)) / Math.max(1, run.images);
 
-// What breaks a smaller ball breaks a larger one: an attack at a smaller ε bounds the accuracy from above.
+// An image broken in a ball is broken in every larger ball: an attack at a smaller ε bounds the accuracy from above.
 const attackedAt = (run, eps) => run.attacked.filter((point) => point[1] <= eps).at(-1) ?? null;
 
 function attackText(run, eps) {
@@ -41,7 +41,7 @@ function attackText(run, eps) {
   return point[1] === eps ? percent(point[2]) : `≤ ${percent(point[2])}`;
 }
 
-// On some images only, with what is certified and clean of the same.
+// If only some images were attacked, the certified and clean accuracy are of the same images.
 function attackSaid(run, eps) {
   const attack = `under attack ${attackText(run, eps)}`;
   if (!run.part) return `${run.name}: ${attack}`;
@@ -151,7 +151,7 @@ function training() {
   const axis = (label, points) => ({ low: Math.min(1, ...points.map((p) => p[0])), high: Math.max(2, ...points.map((p) => p[0])),
     label, format: plain, say: (x) => `${label} ${Math.round(x)}` });
 
-  // A loss below 0 exists (the certificate's is one), and has no logarithm.
+  // Some losses, such as `certificate`, can be negative: then the axis is linear.
   const log = numbered.every((run) => run.losses.every((p) => p[1] >= 0));
   const losses = numbered.map((run) => [run, run.losses.filter((p) => p[1] > 0 || !log)]).filter(([, points]) => points.length);
   if (losses.length && byId("loss-chart")) {
@@ -174,7 +174,7 @@ function training() {
   }
 }
 
-// What a reader may switch
+// Choices
 
 for (const box of all("input[data-hides]")) {
   box.addEventListener("change", () => {

@@ -211,11 +211,11 @@ def _readout(number: int, run: RunResults) -> str:
 def _radii(runs: Sequence[RunResults]) -> str:
     cells = []
     for i, run in enumerate(runs):
-        held = run.certificate
-        if held is None or not len(held.truth):
+        certificate = run.certificate
+        if certificate is None or not len(certificate.truth):
             continue
-        wrong, zero = int((~held.right).sum()), int((held.radius == 0).sum())
-        about = f"{escape(images_of(held))}, {wrong} of them wrong{f', {zero} with R = 0' if zero else ''}"
+        wrong, zero = int((~certificate.right).sum()), int((certificate.radius == 0).sum())
+        about = f"{escape(images_of(certificate))}, {wrong} of them wrong{f', {zero} with R = 0' if zero else ''}"
         title = f"<h3>{escape(run.name)}</h3><p>{about}</p>"
         cells.append(f'<div data-run="{i}">{title}<div data-histogram="{i}"></div></div>')
     if not cells:
@@ -263,19 +263,19 @@ def _ledger(runs: Sequence[RunResults]) -> str:
 network as it runs is within E of a map whose constant is L.</p>{"".join(parts)}"""
 
 
-def _certificate(run: RunResults, held: CertificateFile, alone: bool) -> str:
-    most = max([p.rounding for p in held.ledger], default=0.0) or 1.0
-    rows = "".join(_primitive(i, p, most) for i, p in enumerate(held.ledger, 1))
+def _certificate(run: RunResults, certificate: CertificateFile, alone: bool) -> str:
+    most = max([p.rounding for p in certificate.ledger], default=0.0) or 1.0
+    rows = "".join(_primitive(i, p, most) for i, p in enumerate(certificate.ledger, 1))
     facts = {
-        "Lipschitz constant L": f"{digits_up(held.lipschitz, 12):.12g}",
-        "rounding at most E": f"{digits_up(held.rounding, 4):.3e}",
-        "digest": f"<code>{escape(held.digest[:16])}…</code>",
+        "Lipschitz constant L": f"{digits_up(certificate.lipschitz, 12):.12g}",
+        "rounding at most E": f"{digits_up(certificate.rounding, 4):.3e}",
+        "digest": f"<code>{escape(certificate.digest[:16])}…</code>",
         "verify it": f"<code>lipflow check {escape(str(run.folder))}</code>",
     }
     listed = "".join(f"<div><dt>{key}</dt><dd>{value}</dd></div>" for key, value in facts.items())
     name = escape(run.name)
     return f"""<details{" open" if alone else ""}>
-<summary><b>{name}</b><span>{len(held.ledger)} operations</span></summary>
+<summary><b>{name}</b><span>{len(certificate.ledger)} operations</span></summary>
 <div class="within"><dl>{listed}</dl></div>
 <div class="scroll" tabindex="0" role="region" aria-label="Layers of {name}"><table class="ledger">
 <thead><tr><th scope="col">#</th><th scope="col" class="words">operation</th><th scope="col" class="words">module</th>

@@ -32,20 +32,20 @@ def payload(runs: Sequence[RunResults], summary: Summary) -> dict[str, Any]:
 def epsilon_reach(runs: Sequence[RunResults], epsilons: Sequence[str]) -> float:
     """Return the end of the axis of ε: above each ε of the table and nearly all radii, at most the box's diameter."""
     reach = max([float(parse_radius(eps)) for eps in epsilons], default=0.0)
-    for held in (run.certificate for run in runs):
-        if held is not None and held.right.any():
-            diameter = math.sqrt(held.images[0].size)
-            reach = max(reach, min(float(np.quantile(held.radius[held.right], 0.995)), diameter))
+    for certificate in (run.certificate for run in runs):
+        if certificate is not None and certificate.right.any():
+            diameter = math.sqrt(certificate.images[0].size)
+            reach = max(reach, min(float(np.quantile(certificate.radius[certificate.right], 0.995)), diameter))
     if reach < 1e-9:  # too small for an axis
         return 1.0
     step = 10.0 ** math.floor(math.log10(reach)) / 10
     return round(math.ceil(1.02 * reach / step) * step, 10)
 
 
-def histogram(held: CertificateFile, reach: float) -> tuple[np.ndarray, np.ndarray]:
+def histogram(certificate: CertificateFile, reach: float) -> tuple[np.ndarray, np.ndarray]:
     """Count images with a right and with a wrong label in BINS bins of radius; the last has all above `reach` too."""
-    column = np.minimum(np.minimum(held.radius, reach) / reach * BINS, BINS - 1).astype(int)
-    right, wrong = (np.bincount(column[flags], minlength=BINS) for flags in (held.right, ~held.right))
+    column = np.minimum(np.minimum(certificate.radius, reach) / reach * BINS, BINS - 1).astype(int)
+    right, wrong = (np.bincount(column[flags], minlength=BINS) for flags in (certificate.right, ~certificate.right))
     return right, wrong
 
 
@@ -53,7 +53,7 @@ def attacked(run: RunResults) -> list[tuple[str, float, float]]:
     """Return (ε as text, ε, accuracy) of each attack, and the clean accuracy of the same images at 0."""
     if run.outcome is None:
         return []
-    points = [(eps, down(parse_radius(eps)), accuracy(standing)) for eps, standing in run.outcome.robust.items()]
+    points = [(eps, down(parse_radius(eps)), accuracy(robust)) for eps, robust in run.outcome.robust.items()]
     return [("0", 0.0, accuracy(run.outcome.clean)), *(p for p in points if p[1] > 0)]
 
 
@@ -67,13 +67,13 @@ def paper(runs: Sequence[RunResults]) -> list[tuple[str, list[tuple[str, float, 
 
 
 def _run(run: RunResults, reach: float) -> dict[str, Any]:
-    held = run.certificate
+    certificate = run.certificate
     values: dict[str, Any] = {"name": run.name, "attacked": attacked(run)}
-    if held is not None:
-        right, wrong = histogram(held, reach)
-        values |= _radii(held) | {"histogram": {"right": right.tolist(), "wrong": wrong.tolist()}}
+    if certificate is not None:
+        right, wrong = histogram(certificate, reach)
+        values |= _radii(certificate) | {"histogram": {"right": right.tolist(), "wrong": wrong.tolist()}}
         if run.part:
-            values["part"] = _radii(held.first(run.part))
+            values["part"] = _radii(certificate.first(run.part))
     values["losses"] = smooth(run.losses)
     checked = [epoch for epoch in run.epochs if epoch.clean is not None]
     values["epochs"] = [
@@ -83,9 +83,9 @@ def _run(run: RunResults, reach: float) -> dict[str, Any]:
     return values
 
 
-def _radii(held: CertificateFile) -> dict[str, Any]:
-    radii = np.sort(held.radius[held.right]).astype("<f8")
-    return {"images": len(held.right), "radii": base64.b64encode(radii.tobytes()).decode()}
+def _radii(certificate: CertificateFile) -> dict[str, Any]:
+    radii = np.sort(certificate.radius[certificate.right]).astype("<f8")
+    return {"images": len(certificate.right), "radii": base64.b64encode(radii.tobytes()).decode()}
 
 
 def smooth(losses: Sequence[tuple[float, float]], most: int = 60) -> list[tuple[float, float]]:

@@ -92,10 +92,10 @@ def percent(fraction: float) -> str:
     return f"{(min(9999, hundredths) if fraction < 1 else hundredths) / 100:.2f}%"
 
 
-def images_of(held: CertificateFile) -> str:
+def images_of(certificate: CertificateFile) -> str:
     """Describe the certified images: how many, of which split, and by which network if it is not the final one."""
-    best = ", best by validation" if held.network == "best" else ""
-    return f"{len(held.right)} {held.split} images{best}".replace("  ", " ")
+    best = ", best by validation" if certificate.network == "best" else ""
+    return f"{len(certificate.right)} {certificate.split} images{best}".replace("  ", " ")
 
 
 def _epsilons(run: RunResults) -> list[str]:
@@ -108,12 +108,12 @@ def _entry(run: RunResults, epsilons: Sequence[str]) -> Entry:
     config, lines = run.record.run, []
     of = f", first {run.part} images" if run.part else ""
     if run.certificate is not None:
-        held = run.certificate
-        title = "certified" if held.split in ("test", "") else f"certified, {held.split} images"
-        title += ", best by validation" if held.network == "best" else ""
-        lines.append(_certified(held, epsilons, "certified", title, images_of(held)))
+        certificate = run.certificate
+        title = "certified" if certificate.split in ("test", "") else f"certified, {certificate.split} images"
+        title += ", best by validation" if certificate.network == "best" else ""
+        lines.append(_certified(certificate, epsilons, "certified", title, images_of(certificate)))
         if of:
-            lines.append(_certified(held.first(run.part), epsilons, "part", f"certified{of}", ""))
+            lines.append(_certified(certificate.first(run.part), epsilons, "part", f"certified{of}", ""))
     if run.outcome is not None:
         by_value = {parse_radius(eps): percent(accuracy(robust)) for eps, robust in run.outcome.robust.items()}
         values = (percent(accuracy(run.outcome.clean)), *(by_value.get(parse_radius(eps), DASH) for eps in epsilons))
@@ -123,9 +123,9 @@ def _entry(run: RunResults, epsilons: Sequence[str]) -> Entry:
     return Entry(run.name, f"{config.model} on {config.data}, seed {config.seed}", tuple(_remarks(run)), tuple(lines))
 
 
-def _certified(held: CertificateFile, epsilons: Sequence[str], kind: str, title: str, note: str) -> Line:
-    values = [accuracy(held.right), *(accuracy(held.certified(parse_radius(eps))) for eps in epsilons)]
-    average = f"{accuracy(np.minimum(held.radius, 1e9) * held.right):.4f}"
+def _certified(certificate: CertificateFile, epsilons: Sequence[str], kind: str, title: str, note: str) -> Line:
+    values = [accuracy(certificate.right), *(accuracy(certificate.certified(parse_radius(eps))) for eps in epsilons)]
+    average = f"{accuracy(np.minimum(certificate.radius, 1e9) * certificate.right):.4f}"
     return Line(kind, title, note, tuple(map(percent, values)), average)
 
 
