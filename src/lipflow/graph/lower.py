@@ -81,14 +81,12 @@ def _lowered(
     module: nn.Module, shape: Shape, dtype: torch.dtype, outputs: dict[str, list[Vertex]]
 ) -> tuple[Graph, Callable[[Vertex], Vertex]]:
     """Run a module on a node and rewrite the graph; add to `outputs` what each module returns."""
-    names = {id(m): name for name, m in module.named_modules()}
-    mode = Lowering(dtype, names)
+    mode = Lowering(dtype, {id(m): name for name, m in module.named_modules()})
     start = mode.builder.input(shape)
     with torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False), ExitStack() as stack:
         stack.enter_context(lowered_forwards(module))
         for name, part in module.named_modules():
-            handle = part.register_forward_hook(partial(_record, outputs, name))
-            stack.callback(handle.remove)
+            stack.callback(part.register_forward_hook(partial(_record, outputs, name)).remove)
         try:
             with mode:
                 result = module(Node.of(start, mode.builder))
