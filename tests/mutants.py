@@ -1,9 +1,7 @@
-"""Mutants: each way to be unsound that we know of, put into a copy of the source, must turn some test red.
+"""Mutants: mistakes that make certificates unsound. Each is put into a copy of the source, and some test must fail.
 
-    python tests/mutants.py            all of them, and a table for docs/mutants.md
-    python tests/mutants.py slack std  those with one of these words in their name
-
-A test that cannot fail is a defect. Every line below is a mistake that somebody has made, or that we could have.
+python tests/mutants.py            all of them, and a table for docs/mutants.md
+python tests/mutants.py slack std  those with one of these words in their name
 """
 
 import os
@@ -31,7 +29,7 @@ class Edit(NamedTuple):
 
 
 class Mutant(NamedTuple):
-    """A mistake, how to make it, and the arguments of pytest that select the tests that must notice."""
+    """A mistake, its edits, and arguments of pytest that select the tests that must fail."""
 
     name: str
     edits: list[Edit]
@@ -727,7 +725,7 @@ MUTANTS = [
 
 
 class Result(NamedTuple):
-    """A mutant's end: the test that noticed it (none: it survived), or why it could not be made."""
+    """The first test that failed on a mutant; None if the mutant survived."""
 
     mutant: str
     red: str | None
@@ -735,7 +733,7 @@ class Result(NamedTuple):
 
 
 def main(words: list[str]) -> int:
-    """Run the mutants whose name has one of the words; 1 if one survives, or no longer applies."""
+    """Run the mutants whose name contains one of the words; return 1 if one survives."""
     chosen = [m for m in MUTANTS if not words or any(word in m.name for word in words)]
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         scratch = Path(folder)
@@ -751,7 +749,7 @@ def main(words: list[str]) -> int:
 
 
 def _run(scratch: Path, mutant: Mutant, green: list[list[str]]) -> Result:
-    """The tests are green on the source as it is, and one of them is red on the mutant."""
+    """Check that the tests pass on the source, and return the first that fails on the mutant."""
     start = time.monotonic()
     if mutant.tests not in green:
         before = _pytest(scratch, mutant.tests)
@@ -774,7 +772,7 @@ def _run(scratch: Path, mutant: Mutant, green: list[list[str]]) -> Result:
 
 
 def _pytest(scratch: Path, arguments: list[str]) -> str | None:
-    """The first test that is red, or None if all are green. No test at all, or one that cannot be run, is an error."""
+    """The first test that fails, or None if all pass. It is an error if no test runs."""
     environment = dict(os.environ, PYTHONPATH=str(scratch / "src"), OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--tb=no", "-rfE", *arguments]
     done = subprocess.run(command, cwd=scratch, env=environment, capture_output=True, text=True)

@@ -94,7 +94,6 @@ def transposed(x):
 
 
 def symmetric(g):
-    """The symmetric matrix with the lower triangle of g."""
     return np.tril(g) + transposed(np.tril(g, -1))
 
 
@@ -106,9 +105,9 @@ def verify_gram(w, ceiling, name):
 
 
 def verify_band(diagonal, below, product, ceiling, name):
-    """Prove λmax(G) + product ≤ ceiling by a Cholesky factor of μI - G, with μ below the ceiling by a rounding slack.
+    """Prove λmax(G) + product ≤ ceiling for G with these blocks (batch, strips, q, q) on the diagonal and below it.
 
-    G is symmetric and block tridiagonal, with the blocks `diagonal` and `below` (batch, strips, q, q).
+    The proof is a Cholesky factor of μI - G, where μ is below the ceiling by a slack for rounding.
     """
     strips, q = diagonal.shape[1:3]
     length, band, entries = min(strips, 2) * q, min(strips, 3) * q, np.arange(q)
@@ -616,8 +615,6 @@ class Scale(Primitive):
 
 
 class Affine(Primitive):
-    """Wx + b."""
-
     def out_shape(self, *shapes):
         super().out_shape(*shapes)
         return self.op.out_shape
@@ -818,8 +815,8 @@ class Householder(Primitive):
         sine, cosine = self.t["sine"], self.t["cosine"]
         fits = sine.ndim == 1 and sine.size > 0 and sine.shape == cosine.shape
         require(fits, "a Householder activation needs as many sines as cosines")
-        pairs = zip(sine.tolist(), cosine.tolist(), strict=True)
-        self.square = max(Fraction(s) ** 2 + Fraction(c) ** 2 for s, c in pairs)
+        squares = (Fraction(s) ** 2 + Fraction(c) ** 2 for s, c in zip(sine.tolist(), cosine.tolist(), strict=True))
+        self.square = max(squares)
 
     def out_shape(self, *shapes):
         self.fit(len(shapes) == 1 and shapes[0] and shapes[0][0] == 2 * self.t["sine"].size)
@@ -1018,8 +1015,8 @@ def _check(folder, claims, full, sample, seed):
     require(description["schema"] == 2, f"this checker reads networks of schema 2, not {description['schema']}")
     require(description["domain"] == claims["domain"], "the domains do not agree")
     network = Network(description, tensors, claims)
-    require(list(network.shapes[0]) == claims["in_shape"], "the shapes do not agree")
-    require(len(network.shapes[0]) >= 1, "an image has at least one axis")
+    in_shape = claims["in_shape"]
+    require(len(in_shape) >= 1 and list(network.shapes[0]) == in_shape, "the shapes do not agree")
     constants, errors = network.fold(claims["domain"], claims["vertices"])
     total, error, low, high = constants[-1], errors[-1], *claims["domain"]
     require(len(network.shapes[-1]) == 1 and network.shapes[-1][0] >= 2, "the output is not a vector of scores")
@@ -1034,9 +1031,9 @@ def _check(folder, claims, full, sample, seed):
     count, columns = claims["images"], ("images", "truth", "label", "logits", "radius", "paper_radius")
     with np.load(folder / "certified.npz", allow_pickle=False) as rows:
         images, truth, label, logits, radius, paper = (rows[k] for k in columns)
-    require(images.shape == (count, *claims["in_shape"]), "the images do not fit the claims")
-    require(truth.shape == label.shape == radius.shape == paper.shape == (count,), "the rows do not fit the claims")
-    require(logits.shape == (count, classes), "the scores do not fit the claims")
+    fits = images.shape == (count, *in_shape) and logits.shape == (count, classes)
+    fits = fits and truth.shape == label.shape == radius.shape == paper.shape == (count,)
+    require(fits, "the columns do not fit the claims")
     require(logits.dtype == radius.dtype == paper.dtype == np.float64, "scores and radii are float64")
     require(truth.dtype.kind in "iu" and label.dtype.kind in "iu", "labels are integers")
     require(((truth >= 0) & (truth < classes)).all(), "a true label is not one of the classes")

@@ -176,8 +176,8 @@ def load(folder: str | Path) -> CertificateFile:
     require(classes >= 2 and bool(((label >= 0) & (label < classes)).all()), rows, "a label is not one of the classes")
     require_pixels(images, rows)
     primitives, vertices = stated.get("primitives"), stated.get("vertices")
-    lists = isinstance(primitives, list) and isinstance(vertices, list)
-    require(lists, path, "primitives and vertices are not lists")
+    if not (isinstance(primitives, list) and isinstance(vertices, list)):
+        raise ValueError(f"{path} cannot be read: primitives and vertices are not lists")
     ledger = tuple(_operation(mapping(row, path, "a vertex"), primitives, path) for row in vertices)
     lipschitz, rounding = (number(stated.get(key), path, key) for key in ("lipschitz", "rounding"))
     split, network = stated.get("split", ""), stated.get("network", "")
