@@ -418,7 +418,7 @@ NO_CLAIMS = [b"", b"{}", b"[1]", b"[" * 100_000, b'{"digest": ' * 100_000, b"\x0
 @pytest.mark.parametrize(
     ("name", "content"),
     [*((name, content) for name in (WEIGHTS, ROWS) for content in RUBBISH), *((CLAIMS, text) for text in NO_CLAIMS)],
-    ids=lambda value: str(value[:12]),
+    ids=[*(f"{name}-{i}" for name in (WEIGHTS, ROWS) for i in range(len(RUBBISH))), *map(str, range(len(NO_CLAIMS)))],
 )
 def test_damaged_files_are_rejected_in_one_line(copied, name, content, capsys):
     claims = claims_of(copied)

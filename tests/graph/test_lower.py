@@ -204,7 +204,7 @@ def trained_norm() -> nn.Module:
     return norm
 
 
-def subclass(kind: type, *arguments: object) -> nn.Module:
+def subclass(kind: type[nn.Module], *arguments: object) -> nn.Module:
     return type("Subclass", (kind,), {})(*arguments)
 
 
