@@ -39,7 +39,7 @@ SLACK = 1.25  # the solver is run for an ℓ of so many times the estimate
 def proximal_step(field: Convex, x: Tensor, h: float, iterations: int | None, reflect: bool = False) -> Tensor:
     """The proximal map z + h∇f(z) = x of the implicit step, or the reflection 2z - x of the midpoint: 1-Lipschitz.
 
-    As I + h∇f is 1-strongly monotone, ‖x - z*‖ = h‖∇f(z*)‖ ≤ h‖∇f(x)‖. The solver leaves a known fraction of it: ε.
+    As I + h∇f is 1-strongly monotone, the solution z has ‖x - z‖ ≤ h‖∇f(x)‖. The solver leaves a known fraction: ε.
     """
     if isinstance(x, Node):
         return _lower(field, x, h, iterations, reflect)
