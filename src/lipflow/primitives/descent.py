@@ -122,9 +122,9 @@ def step_size(norm: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class LiveProximal(Convex):
-    """z + h∇f(z) = x as in training, up to a fraction `unsolved` of ‖x - z*‖; or the reflection 2z - x. L = 1.
+    """z + h∇f(z) = x as in training, up to a fraction `unsolved` of ‖x - z‖; or the reflection 2z - x. L = 1.
 
-    As I + h∇f is 1-strongly monotone, ‖x - z*‖ = h‖∇f(z*)‖ ≤ h‖∇f(x)‖. The number of iterations was chosen for hℓ =
+    As I + h∇f is 1-strongly monotone, ‖x - z‖ = h‖∇f(z)‖ ≤ h‖∇f(x)‖. The number of iterations was chosen for hℓ =
     `planned`; for larger hℓ their rate is unknown.
     """
 
