@@ -103,13 +103,6 @@ NETWORKS = {
 }
 
 
-def _off(frozen: lipflow.Frozen, x: Tensor) -> Fraction:
-    """‖executed - exact‖²."""
-    computed = frozen(x[None])[0]
-    assert bool(torch.isfinite(computed).all())
-    return exact.fraction(exact.square(exact.rational(computed) - exact.network(frozen, exact.rational(x))))
-
-
 @pytest.mark.parametrize("bias", [1e6, 1e12, 1e100, 1e300])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_rounding_bound_grows_with_biases_or_freeze_refuses(name, bias):
@@ -122,7 +115,7 @@ def test_rounding_bound_grows_with_biases_or_freeze_refuses(name, bias):
         assert bias == 1e300
         return
     generator = torch.Generator().manual_seed(0)
-    offs = [_off(frozen, torch.rand(shape, generator=generator, dtype=torch.float64)) for _ in range(5)]
+    offs = [exact.off(frozen, torch.rand(shape, generator=generator, dtype=torch.float64)) for _ in range(5)]
     worst = up(sqrt_up(max(offs)))
     print(f"{name} at {bias}: |executed - exact| = {worst:.3g}, E = {frozen.rounding:.3g}")
     assert max(offs) <= Fraction(frozen.rounding) ** 2

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import lipflow
-from lipflow import blocks, check
+from lipflow import check
 from lipflow.certificate import file as certificate_file
 from lipflow.graph import Graph
 from lipflow.graph.file import describe
@@ -175,14 +175,6 @@ def test_numbers_out_of_range_are_refused(bad):
     ):
         with pytest.raises(REFUSED):
             wired((2,), *steps)
-
-
-def test_freeze_refuses_what_the_live_network_refuses():
-    live = nn.Sequential(blocks.Householder(6), nn.Flatten())
-    with pytest.raises(ValueError, match="6 channels"):
-        live(torch.zeros(1, 2))
-    with pytest.raises(REFUSED):
-        lipflow.freeze(live, in_shape=(2,))
 
 
 # The same in files: one tensor of a true certificate is enlarged
