@@ -2,7 +2,6 @@
 
 import math
 from fractions import Fraction
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -98,19 +97,6 @@ def test_bytes_and_floats_have_the_same_radii(domain):
 def test_pixels_outside_of_the_domain_are_refused_with_a_hint(value, hint):
     with pytest.raises(ValueError, match=hint):
         require_pixels(torch.tensor([0.0, value, 0.5]))
-
-
-def test_a_larger_domain_costs_radius():
-    """E grows with the norms of values; L and the pair bounds do not."""
-    layer, x = nn.Linear(4, 3), torch.rand(5, 4)
-    found = [lipflow.freeze(layer, (4,), (-high, high)) for high in (1.0, 1e3, 1e6)]
-    radii = [lipflow.certify(frozen, x).radius for frozen in found]
-    for before, after in pairwise(found):
-        assert before.lipschitz == after.lipschitz
-        assert torch.equal(before.pair_bounds, after.pair_bounds)
-        assert after.rounding > 100 * before.rounding
-        assert after.digest != before.digest
-    assert bool((radii[0] > radii[1]).all() & (radii[1] > radii[2]).all())
 
 
 def test_certificates_do_not_hold_outside_of_the_domain():

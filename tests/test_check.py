@@ -170,18 +170,6 @@ def test_phases_of_far_taps_are_exact_in_both_programs(dilation):
         assert [float(cosine[1, f, 0]), float(sine[1, f, 0])] == pytest.approx(expected, rel=0, abs=1e-14)
 
 
-@pytest.mark.parametrize(
-    "torus", [[[2**29, 0], [10, 0]], [[10, 0], [10, 1.0]], [[0, 0.0], [10, 1]], [[10, True], [10, 0]]]
-)
-def test_sides_and_twists_of_a_torus_are_integers_below_a_limit(torus):
-    padding = dict(padding=[[1, 1], [1, 1]], padding_mode="zeros")
-    geometry = dict(in_size=[8, 8], **padding, stride=[1, 1], dilation=[1, 1], groups=1)
-    w = check.Linear(np.ones((1, 1, 3, 3)), geometry)
-    check.verify_norm(w, dict(norm=9.5, torus=[[10, 0], [10, 1]]), "it")
-    with pytest.raises(check.Rejected, match="is not a torus"):
-        check.verify_norm(w, dict(norm=9.5, torus=torus), "it")
-
-
 def test_the_slack_of_a_long_band_grows_with_the_root_of_its_length():
     """2000 strips of 16 rows."""
     diagonal, below = np.broadcast_to(np.eye(16), (1, 2000, 16, 16)), np.zeros((1, 1999, 16, 16))

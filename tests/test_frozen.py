@@ -280,7 +280,7 @@ def test_digest_covers_every_number():
         biased.bias[1] += 1
     first, *others, again = (lipflow.freeze(layer, (3,)).digest for layer in (*layers, biased, same))
     assert first == again
-    assert first not in others
+    assert first not in (*others, lipflow.freeze(same, (3,), (0, 2)).digest)
 
 
 def test_save_takes_one_image_and_one_label_per_certificate(tmp_path):

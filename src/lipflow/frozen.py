@@ -96,7 +96,8 @@ class Frozen:
 
     def __call__(self, x: Tensor) -> Tensor:
         # The certificate holds for this program, so torch.compile must not change it. `disable` loads the compiler.
-        return (torch.compiler.disable(self._run) if "torch._dynamo" in sys.modules else self._run)(x)
+        run: Any = torch.compiler.disable(self._run) if "torch._dynamo" in sys.modules else self._run
+        return run(x)
 
     def _run(self, x: Tensor) -> Tensor:
         x = self.receive(x)

@@ -49,7 +49,9 @@ def attack(subject: Subject, x: Tensor, pairs: int, neighbours: int, seed: int =
     tightest = float("inf")
     for low, high in zip(*_boundary(subject, x[chosen[:, 0]], x[chosen[:, 1]]), strict=True):
         near = [_neighbour(end, generator) for end in (low, high) for _ in range(neighbours)]
-        far = [(end + t * (end - other)).clamp(0, 1) for end, other in _outward(low, high, x, generator) for t in AWAY]
+        # Farther away from two random images, margins exceed the slack, and radii are positive.
+        others = x[torch.randint(len(x), (2,), generator=generator)]
+        far = [(e + t * (e - other)).clamp(0, 1) for e, other in zip((low, high), others, strict=True) for t in AWAY]
         points = torch.stack([low, high, *near, *far])
         said = [subject(point[None]) for point in points]  # one by one, as batches may round differently
         label, radius = torch.cat([s[0] for s in said]), torch.cat([s[1] for s in said])
@@ -85,12 +87,6 @@ def _neighbour(point: Tensor, generator: torch.Generator) -> Tensor:
         for _ in range(ulps):
             moved[index] = torch.nextafter(moved[index], towards)
     return moved.reshape(point.shape)
-
-
-def _outward(low: Tensor, high: Tensor, x: Tensor, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
-    """Both ends with random images to move away from: there margins exceed the slack, and radii are positive."""
-    first, second = x[torch.randint(len(x), (2,), generator=generator)]
-    return [(low, first), (high, second)]
 
 
 def _least_ratio(points: Tensor, label: Tensor, radius: Tensor) -> Fraction | float:
