@@ -46,13 +46,11 @@ def folder() -> Path:
     return Path(os.environ.get("LIPFLOW_CAMPAIGNS", ROOT / "docs"))
 
 
-def write(name: str, test: str, seconds: float, *, done: str, violations: int, control: str, **numbers: Any) -> None:
-    """Write a row, in place of an earlier one of this name, and write the page again."""
+def write(name: str, test: str, seconds: float, *, done: str, violations: int, control: str) -> None:
+    """Write a row of a campaign whose control succeeded, in place of an earlier one, and write the page again."""
     path = folder() / ROWS
     rows = json.loads(path.read_text()) if path.is_file() else {}
-    rows[name] = dict(
-        done=done, violations=violations, control=control, numbers=numbers, source=_source(test, round(seconds))
-    )
+    rows[name] = dict(done=done, violations=violations, control=control, source=_source(test, round(seconds)))
     path.write_text(json.dumps(dict(sorted(rows.items())), indent=1, ensure_ascii=False) + "\n")
     (folder() / PAGE).write_text(page(rows))
 

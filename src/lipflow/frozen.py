@@ -95,8 +95,9 @@ class Frozen:
         return Frozen(graph, (float(domain[0]), float(domain[1])), ledger, total, rounding, folded.pairs)
 
     def __call__(self, x: Tensor) -> Tensor:
-        # The certificate holds for this program, so torch.compile must not change it.
-        return (_uncompiled if "torch._dynamo" in sys.modules else Frozen._run)(self, x)
+        # The certificate holds for this program, so torch.compile must not change it. `disable` loads the compiler.
+        run: Any = torch.compiler.disable(self._run) if "torch._dynamo" in sys.modules else self._run
+        return run(x)
 
     def _run(self, x: Tensor) -> Tensor:
         x = self.receive(x)
@@ -204,16 +205,6 @@ class Frozen:
             sha.update(name.encode())
             sha.update(t.numpy().tobytes())
         return sha.hexdigest()
-
-
-_UNCOMPILED: list[Any] = []
-
-
-def _uncompiled(frozen: Frozen, x: Tensor) -> Tensor:
-    """Compute the scores outside of the graph of torch.compile."""
-    if not _UNCOMPILED:
-        _UNCOMPILED.append(torch.compiler.disable(Frozen._run))  # not at import: this loads the compiler
-    return _UNCOMPILED[0](frozen, x)
 
 
 class _Module(nn.Module):

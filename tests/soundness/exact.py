@@ -168,6 +168,11 @@ def network(frozen: Frozen, x: Exact, longer: int = 1) -> Exact:
     return values(frozen, x, longer)[-1]
 
 
+def off(frozen: Frozen, x: Tensor, longer: int = 1) -> Fraction:
+    """‖executed - exact‖² on one input."""
+    return fraction(square(rational(frozen(x[None])[0]) - network(frozen, rational(x), longer)))
+
+
 def matrix(frozen: Frozen) -> Exact:
     """The matrix of an affine network: its columns are f(eₖ) - f(0)."""
     shape, n = frozen.in_shape, math.prod(frozen.in_shape)

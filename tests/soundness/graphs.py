@@ -247,26 +247,9 @@ def _layer(into: int = 4, out: int = 4) -> nn.Module:
     return nn.Sequential(nn.Linear(into, 5), nn.ReLU(), nn.Linear(5, out))
 
 
-def _three_times(x: Tensor, f: nn.Module, g: nn.Module) -> Tensor:
-    y = f(x)
-    return g(y) + 0.3 * y - y.abs()
-
-
-def _densely_joined(x: Tensor, f: nn.Module, g: nn.Module) -> Tensor:
-    y = torch.cat([x, f(x)], 1)
-    return torch.cat([g(y), y], 1)
-
-
 def _difference_and_sum(x: Tensor, f: nn.Module, g: nn.Module) -> Tensor:
     a, b = f(x), g(x)
     return (a - b) + 0.7 * (a + b) - a
-
-
-def _written(x: Tensor, f: nn.Module) -> Tensor:
-    y = x.clone()
-    y[:, 0] = f(x)[:, 1]
-    y[:, 2:] = y[:, 2:] + x[:, :2]
-    return y
 
 
 def _down_and_up(x: Tensor, down: nn.Module, up: nn.Module, last: nn.Module) -> Tensor:
@@ -287,22 +270,12 @@ def _heads(x: Tensor, f: nn.Module, g: nn.Module, h: nn.Module) -> Tensor:
 
 
 MODULES: dict[str, tuple[Callable[[], nn.Module], Shape]] = {
-    "mean of x and f(x)": (lambda: Of(lambda x, f: (x + f(x)) / 2, _layer()), (4,)),
     "mean of x and a convex potential layer": (
         lambda: Of(lambda x, f: (x + f(x)) / 2, lipflow.cpl_dense(4, 5, h=0.5)),
         (4,),
     ),
-    "branches side by side": (
-        lambda: Of(lambda x, f, g: torch.cat([f(x), g(x), x[:, :1]], 1), _layer(4, 2), _layer(4, 3)),
-        (4,),
-    ),
-    "a value used three times": (lambda: Of(_three_times, _layer(), _layer()), (4,)),
     "sums of the same branches": (lambda: Of(_difference_and_sum, _layer(), _layer()), (4,)),
-    "densely joined": (lambda: Of(_densely_joined, _layer(4, 2), _layer(6, 2)), (4,)),
-    "slices and flips": (lambda: Of(lambda x, f: f(x[:, 1:] - x[:, :-1]) + 0.3 * x.flip(1), _layer(3, 4)), (4,)),
     "entries many times": (lambda: Of(lambda x, f: f(torch.cat([x, x, x.roll(1, 1)], 1)), _layer(12, 3)), (4,)),
-    "the greater of two branches": (lambda: Of(lambda x, f, g: torch.maximum(f(x), g(x)), _layer(), _layer()), (4,)),
-    "written into": (lambda: Of(_written, _layer()), (4,)),
     "constants": (lambda: Of(lambda x, f: f(x) * torch.tensor([1.0, -2.0, 0.25, 0.125]) + 0.7 - x, _layer()), (4,)),
     "three heads": (lambda: Of(_heads, nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(4, 3)), (4,)),
     "down and up": (

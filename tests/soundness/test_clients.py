@@ -100,12 +100,3 @@ def test_same_dtype_returns_the_dtype_of_its_images(trained):
     assert wrapped(x.float()).dtype == torch.float32
     assert torch.equal(wrapped(x), trained.frozen(x))
     assert torch.equal(wrapped(x.float()), trained.frozen(x.float()).float())
-
-
-def test_client_skips_a_missing_library_unless_all_are_required(monkeypatch):
-    monkeypatch.delenv("LIPFLOW_CLIENTS", raising=False)
-    with pytest.raises(pytest.skip.Exception, match="no_such_library is not installed"):
-        client("no_such_library")
-    monkeypatch.setenv("LIPFLOW_CLIENTS", "1")
-    with pytest.raises(ModuleNotFoundError):
-        client("no_such_library")

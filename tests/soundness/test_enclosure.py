@@ -45,14 +45,8 @@ from tests.soundness.graphs import MODULES, Draw, Shape, points, random_graph, r
 CLOSE = 1e-9  # relative error of float64 Jacobians
 
 
-def _off(frozen: lipflow.Frozen, x: Tensor, longer: int = 1) -> Fraction:
-    """‖executed - exact‖² on one input."""
-    computed = exact.rational(frozen(x[None])[0])
-    return exact.fraction(exact.square(computed - exact.network(frozen, exact.rational(x), longer)))
-
-
 def _within(frozen: lipflow.Frozen, x: Tensor) -> bool:
-    return _off(frozen, x) <= (Fraction(frozen.rounding) + exact.NEGLIGIBLE) ** 2
+    return exact.off(frozen, x) <= (Fraction(frozen.rounding) + exact.NEGLIGIBLE) ** 2
 
 
 def _reaches_hold(frozen: lipflow.Frozen, count: int = 20) -> None:
@@ -93,12 +87,12 @@ def test_a_reflection_is_within_its_bound_of_the_exact_solution():
     layer = lipflow.Flow(lipflow.ConvexPotential(lipflow.DenseWeight(3, 4)), lipflow.Midpoint(2.0))
     frozen = lipflow.freeze(nn.Sequential(layer).double(), in_shape=(3,))
     x = torch.rand(3, dtype=torch.float64)
-    short, long = _off(frozen, x), _off(frozen, x, longer=4)
+    short, long = exact.off(frozen, x), exact.off(frozen, x, longer=4)
     assert short < long <= Fraction(frozen.rounding) ** 2
 
 
 def test_the_trained_network_stays_within_its_bound(trained):
-    off, bound = _off(trained.frozen, trained.x[0]), trained.frozen.rounding
+    off, bound = exact.off(trained.frozen, trained.x[0]), trained.frozen.rounding
     print(f"|executed - exact| = {math.sqrt(off):.3g}, E = {bound:.3g}")
     assert off <= Fraction(bound) ** 2
     assert bound < 1e6 * math.sqrt(off), "the bound is too loose"
@@ -113,7 +107,7 @@ def test_errors_are_carried_on_by_the_constants_of_later_layers():
     first, second, last = layers
     frozen = lipflow.freeze(nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last), in_shape=(2,))
     x = torch.tensor([0.3, 0.7], dtype=torch.float64)
-    off = _off(frozen, x)
+    off = exact.off(frozen, x)
     assert off <= Fraction(frozen.rounding) ** 2
     assert math.sqrt(off) > sum(row.rounding for row in frozen.ledger), "the example does not test the constants"
 
@@ -140,7 +134,7 @@ def test_a_bias_counts_at_every_position():
     layer.weight = nn.Parameter(torch.ones(1, 1, 1, 1, dtype=torch.float64))
     layer.bias = nn.Parameter(torch.full((1,), 2.0**52, dtype=torch.float64))
     frozen = lipflow.freeze(nn.Sequential(layer, nn.Flatten()), in_shape=(1, 16, 16))
-    assert _off(frozen, torch.full((1, 16, 16), 0.499, dtype=torch.float64)) <= Fraction(frozen.rounding) ** 2
+    assert exact.off(frozen, torch.full((1, 16, 16), 0.499, dtype=torch.float64)) <= Fraction(frozen.rounding) ** 2
 
 
 # Each primitive by itself, on inputs of known norm: the bound holds and is not too loose

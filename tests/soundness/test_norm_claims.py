@@ -100,12 +100,17 @@ def test_strips_prove_a_norm_that_a_torus_cannot_and_nothing_below_it():
     ("mode", "torus"),
     [
         *(("zeros", torus) for torus in ([EXACT], [EXACT] * 3, [], [[7, 0], EXACT], [EXACT, [6, 0]], [[0], [0]])),
+        *(
+            ("zeros", torus)
+            for torus in ([[2**29, 0], EXACT], [EXACT, [10, 1.0]], [EXACT, [10, True]], [[0, 0.0], EXACT])
+        ),
         *(("circular", torus) for torus in ([EXACT, EXACT], [EXACT, [6, 0]])),  # which cannot be cut into strips
     ],
 )
 def test_a_torus_that_proves_nothing_is_rejected(mode, torus):
     held, claim = claim_of(ConvOperator(torch.ones(1, 1, 3, 3, dtype=torch.float64), (6, 6), padding_mode=mode))
-    assert accepted(held, claim)
+    assert accepted(held, dict(claim, norm=100.0))
+    assert mode == "circular" or accepted(held, dict(norm=100.0, torus=[EXACT, [10, 1]]))
     assert not accepted(held, dict(claim, norm=100.0, torus=torus))
 
 

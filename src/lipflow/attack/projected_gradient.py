@@ -28,6 +28,7 @@ Model = Callable[[Tensor], Tensor]
 Radius = Fraction | float | str | Tensor  # one for all images, or a tensor with one per image  # (n,)
 
 _ATTACK = 4  # the key of these random numbers: Note [counter-based randomness]
+BISECTIONS = 30  # by `nearest`
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,6 @@ def nearest(
     labels: Tensor,
     epsilons: Sequence[Radius] | None = None,
     attack: PGD | None = None,
-    halvings: int = 30,
     indices: Tensor | None = None,
 ) -> Nearest:
     """Attack in growing balls, by default up to the diameter of the box, then bisect the segment to the first success.
@@ -126,12 +126,12 @@ def nearest(
     for first in range(0, max(1, len(x)), attack.batch):  # pgd returns an image for every ε: keep one batch of them
         part = slice(first, first + attack.batch)
         balls = [eps[part] if isinstance(eps, Tensor) else eps for eps in grid]
-        parts.append(_nearest(model, x[part], labels[part], balls, attack, halvings, indices[part]))
+        parts.append(_nearest(model, x[part], labels[part], balls, attack, indices[part]))
     return Nearest(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def _nearest(
-    model: Model, x: Tensor, labels: Tensor, grid: Sequence[Radius], attack: PGD, halvings: int, indices: Tensor
+    model: Model, x: Tensor, labels: Tensor, grid: Sequence[Radius], attack: PGD, indices: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`nearest` for one batch."""
     attacked = pgd(model, x, labels, grid, attack, indices)
@@ -141,7 +141,7 @@ def _nearest(
     near, label = end, torch.where(found, attacked.label[rows, column], attacked.label[:, -1])
     low, high = x.new_zeros(len(x)), x.new_ones(len(x))
     with _evaluation(model):
-        for _ in range(halvings if len(x) else 0):
+        for _ in range(BISECTIONS if len(x) else 0):
             middle = (low + high) / 2
             z = (x + _over(middle, x) * (end - x)).clamp(0, 1)
             wrong, _, said = _judge(model, z, labels)
@@ -228,16 +228,15 @@ def unit(x: Tensor) -> tuple[Tensor, Tensor]:
     """x/‖x‖ for each image, without overflow or underflow, and whether it exists: not for 0, NaN and infinities."""
     greatest = x.flatten(1).abs().amax(1)
     usable = (greatest > 0) & torch.isfinite(greatest)
-    scaled = x / _over(torch.where(usable, greatest, torch.ones_like(greatest)), x)
-    length = scaled.flatten(1).norm(dim=1)
-    return scaled / _over(torch.where(usable, length, torch.ones_like(length)), x), usable
+    scaled = x / _over(greatest, x)
+    return scaled / _over(scaled.flatten(1).norm(dim=1), x), usable
 
 
 def project(x: Tensor, z: Tensor, radius: Tensor) -> Tensor:
     """Project z onto the L2 ball around x, with a radius per image, then onto [0, 1]; up to rounding."""
     away = z - x
     length = away.flatten(1).norm(dim=1)
-    shrink = torch.where(length > radius, radius / torch.where(length > 0, length, torch.ones_like(length)), 1.0)
+    shrink = torch.where(length > radius, radius / length, 1.0)
     return (x + _over(shrink, x) * away).clamp(0, 1)
 
 
