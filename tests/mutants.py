@@ -676,7 +676,7 @@ MUTANTS = [
     Mutant(
         "subnormal weights read as 0 at no price",
         [Edit(NORM, "(underflow if subnormal else 0)", "0")],
-        ["tests/operators/test_norm_exact.py", "-k", "beside_a_normal"],
+        ["tests/operators/test_norm_exact.py", "-k", "subnormal"],
     ),
     Mutant(
         "pixels read as 0 at no price",
