@@ -438,7 +438,7 @@ MUTANTS = [
     Mutant(
         "a plain tensor that a node was written into, and that stays plain",
         [Edit(LOWER, "        if not self.written:\n            return value\n", "        return value\n")],
-        [f"{GRAPH}/test_lower.py", "-k", "plain"],
+        [f"{GRAPH}/test_rules.py", "-k", "plain"],
     ),
     Mutant(
         "constants that differ between images",
@@ -497,7 +497,7 @@ MUTANTS = [
     Mutant(
         "views that do not see a change of their base",
         [Edit("node.py", "and self._base_value is not self.base.vertex:", "and self._base_value is None:")],
-        [f"{GRAPH}/test_lower.py", "-k", "views"],
+        [f"{GRAPH}/test_rules.py", "-k", "views"],
     ),
     Mutant(
         "a view that is changed alone",
@@ -508,7 +508,7 @@ MUTANTS = [
                 "        if True:\n            self._value",
             )
         ],
-        [f"{GRAPH}/test_lower.py", "-k", "views"],
+        [f"{GRAPH}/test_rules.py", "-k", "views"],
     ),
     Mutant(
         "complex weights made real",
@@ -531,7 +531,7 @@ MUTANTS = [
     Mutant(
         "a float64 copy that shares its input with the graph",
         [Edit(PROBE, "x.to(dtype, copy=True)", "x.to(dtype)")],
-        [f"{GRAPH}/test_lower.py", "-k", "views"],
+        [f"{GRAPH}/test_rules.py", "-k", "views"],
     ),
     Mutant(
         "a lower that a subclass has left behind",
