@@ -211,7 +211,7 @@ MUTANTS = [
         [
             Edit(
                 REARRANGE,
-                "return Gather._root(overlap(self.kernel, self.stride, self.dilation)) * distances[0]",
+                "return _root(overlap(self.kernel, self.stride, self.dilation)) * distances[0]",
                 "return distances[0]",
             )
         ],
@@ -504,7 +504,7 @@ MUTANTS = [
         [
             Edit(
                 "node.py",
-                "        if self.base is None or self.places is None:\n            self._value",
+                "        if self.base is None:\n            self._value",
                 "        if True:\n            self._value",
             )
         ],

@@ -129,7 +129,7 @@ def layer_with_relu(s: Tensor, far: float) -> Flow:
 
 
 @every_contraction
-def test_it_is_three_steps_of_proposition_3_and_on_a_bounded_set_three_layers_with_relu(kind: str, d: int):
+def test_a_linear_contraction_is_three_steps_and_on_a_bounded_set_three_layers_with_relu(kind: str, d: int):
     m, x = CONTRACTIONS[kind](d), random(20, d)
     far, factors = 2 * float(x.norm(dim=1).max()), three_factors(m)[::-1]
     for layers in (map(convex_potential_step, factors), (layer_with_relu(s, far) for s in factors)):
