@@ -192,9 +192,3 @@ def test_fields_that_differ_from_their_parts_are_refused(of, name):
     torch.manual_seed(0)
     with pytest.raises(LoweringError, match=words):
         of(nn.Sequential(Flow(make(), step)), (3,))
-
-
-def test_freeze_refuses_declared_bounds():
-    assumed = nn.Sequential(nn.Linear(4, 4), lipflow.Assume(nn.GELU(), 1.2))
-    with pytest.raises(LoweringError, match=r"^1: Assume\(GELU\) has a declared bound"):
-        lipflow.freeze(assumed, in_shape=(4,))
