@@ -43,7 +43,7 @@ class Node(Tensor):
 
     builder: Any  # a lipflow.graph.Builder
     base: Node | None
-    places: Tensor | None  # of a view: the positions of its entries in the base
+    places: Tensor  # of a view: the positions of its entries in the base
     _value: Vertex  # of a view: its value when the base was `_base_value`
     _base_value: Vertex | None
 
@@ -56,7 +56,7 @@ class Node(Tensor):
     @staticmethod
     def _blank(shape: Shape, builder: Any) -> Node:
         node = torch.full((), torch.nan, dtype=builder.dtype).expand(IMAGES, *shape).as_subclass(Node)
-        node.builder, node.base, node.places, node._base_value = builder, None, None, None
+        node.builder, node.base, node._base_value = builder, None, None
         return node
 
     def view_of(self, places: Tensor) -> Node:
@@ -68,14 +68,14 @@ class Node(Tensor):
     @property
     def vertex(self) -> Vertex:
         """Its current value."""
-        if self.base is not None and self.places is not None and self._base_value is not self.base.vertex:
+        if self.base is not None and self._base_value is not self.base.vertex:
             self._base_value = self.base.vertex
             self._value = self.builder.gather(self.places, [self._base_value])
         return self._value
 
     def overwrite(self, vertex: Vertex) -> None:
         """Replace the value, as an in-place function does."""
-        if self.base is None or self.places is None:
+        if self.base is None:
             self._value = vertex
         else:
             self.base.overwrite(self.builder.scatter(self.base.vertex, self.places, vertex))

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.autograd.functional import jacobian
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from lipflow import LoweringError, lipschitz_bound
 from lipflow.graph import lower
@@ -50,6 +51,7 @@ MOVES = {
     "a list": lambda x: x[:, [2, 0, 0]],
     "None": lambda x: x[:, None],
     "squeeze": lambda x: x[:, :1].squeeze(1),
+    "squeeze of all but the batch": lambda x: x[:, :1, :1, :1].squeeze()[..., None],
     "unsqueeze": lambda x: x.unsqueeze(2),
     "narrow": lambda x: x.narrow(2, 1, 3),
     "select": lambda x: x.select(3, 2),
@@ -90,6 +92,46 @@ def _written(x):
     return out
 
 
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return 2 * grads[0]
+
+
+def with_a_copy(x):
+    y = x.clone()
+    y[:, 0] = 0.0
+    return y + x
+
+
+def change_a_view(x):
+    y = x * 2
+    y[:, :2].mul_(100)
+    return y
+
+
+def change_the_base(x):
+    y = x * 2
+    part = y[:, :2]
+    y.mul_(100)
+    return torch.cat([part, y], 1)
+
+
+def change_a_view_of_a_view(x):
+    y = (x * 2).reshape(-1, 2, 2, 6, 6)
+    y.transpose(1, 2)[:, 0] += 3 * y[:, 1]
+    return y.flatten(1)
+
+
+def change_the_input(x):
+    x -= 0.5
+    return 2 * x.relu_()
+
+
 FUNCTIONS = {
     "x + number": lambda x: x + 2,
     "number - x": lambda x: 1 - x,
@@ -98,6 +140,8 @@ FUNCTIONS = {
     "entries + x": lambda x: constant(4, 6, 6) + x,
     "x + x": lambda x: x + x,
     "x - x": lambda x: x - x.flip(2),
+    "x + x, alpha": lambda x: torch.add(x, x.flip(2), alpha=3),
+    "x - x, alpha": lambda x: torch.sub(x, other=x.flip(2), alpha=-3),
     "-x": lambda x: -x,
     "x * number": lambda x: 3 * x,
     "x * channels": lambda x: x * constant(4, 1, 1),
@@ -132,7 +176,16 @@ FUNCTIONS = {
     "sort": lambda x: x.sort(1).values,
     "sort, descending": lambda x: torch.sort(x, 2, descending=True).values,
     "in place": lambda x: (x * 2).add_(1).mul_(3).sub_(x),
-    "written into zeros": _written,
+    "in place, functional": lambda x: F.relu(3 * x, inplace=True),
+    "plain zeros that x is written into": _written,
+    "plain ones that x is added to": lambda x: torch.ones(x.shape, dtype=x.dtype).add_(x) * 3,
+    "an autograd function": Doubled.apply,
+    "a checkpoint": lambda x: checkpoint(lambda v: 2 * v, x, use_reentrant=False),
+    "views, a copy has memory of its own": with_a_copy,
+    "views, a view changes": change_a_view,
+    "views, the base changes": change_the_base,
+    "views, a view of a view changes": change_a_view_of_a_view,
+    "views, the input changes": change_the_input,
     "clone": lambda x: x.clone().detach().contiguous().double() * 2,
     "shapes": lambda x: x * (x.shape[1] + x.size(2) + x.ndim + x.numel() // len(x)),
 }
@@ -143,7 +196,7 @@ def test_a_rule_computes_its_function_and_is_not_below_the_jacobian(name):
     module = Calls({**MOVES, **FUNCTIONS}[name])
     graph, bound = lower(module, IMAGES), lipschitz_bound(module, IMAGES).lipschitz
     images = torch.randn(3, *IMAGES, dtype=torch.float64)
-    torch.testing.assert_close(graph.run(images), module(images), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(graph.run(images.clone()), module(images.clone()), rtol=1e-12, atol=1e-12)
     jacobians = (jacobian(lambda v: module(torch.stack([v, v]))[0].flatten(), x).flatten(1) for x in images)
     greatest = max(float(torch.linalg.matrix_norm(j, 2)) for j in jacobians)
     assert greatest <= bound * (1 + 1e-11)

@@ -118,8 +118,9 @@ def _primitive(index: int, entry: dict[str, Any], tensors: dict[str, Tensor]) ->
     values: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
         value: Any = entry[field.name]
-        numbers = value if field.name == "coefficients" else [value] if field.type in (int, float, bool) else []
-        if any(type(number) is not (float if field.name == "coefficients" else field.type) for number in numbers):
+        is_list = field.name == "coefficients"
+        wanted, numbers = (float, value) if is_list else (field.type, [value])
+        if wanted in (int, float, bool) and any(type(number) is not wanted for number in numbers):
             raise ValueError(f"the {field.name} of a {kind.kind} primitive cannot be {value!r}")
         if field.name == "op":
             value = _operator(value, tensors)

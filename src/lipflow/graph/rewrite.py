@@ -232,7 +232,7 @@ def _plus_identity(op: LinearOperator, a: float, c: float) -> LinearOperator | N
     kernel, grouped = c * op.kernel, op.kernel.shape[1]
     channels = torch.arange(len(kernel))
     kernel[channels, channels % grouped, kernel.shape[2] // 2, kernel.shape[3] // 2] += a
-    return op.with_kernel(kernel)
+    return op.with_weight(kernel)
 
 
 # Steps down a convex potential

@@ -70,8 +70,6 @@ class ConvOperator(LinearOperator):
     def with_weight(self, weight: Tensor) -> "ConvOperator":
         return ConvOperator(weight, **self.geometry)
 
-    with_kernel = with_weight
-
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Wx, or Wx + b with b along the output channels."""
         _require_shape(x, self.in_shape, "ConvOperator takes inputs")

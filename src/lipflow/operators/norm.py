@@ -159,10 +159,6 @@ def _fourier_bound(op: LinearOperator, weight: Tensor) -> tuple[Fraction, Torus]
     return sqrt_up(max(gram_bound(real_matrix(*parts)) for parts in chunks)), NO_TORUS
 
 
-def _dense_bound(op: LinearOperator, weight: Tensor) -> tuple[Fraction, Torus]:
-    return sqrt_up(gram_bound(weight[None])), NO_TORUS
-
-
 # Convolutions: Note [twisted torus]
 #
 # A zero-padded convolution is a compression P_out C_N P_in of the circular one on any torus of side N at least
@@ -269,7 +265,7 @@ def _estimate(matrices: Tensor, candidates: int = 24) -> float:
 
 
 _SCALED: dict[type, Callable[[LinearOperator, Tensor], tuple[Fraction, Torus]]] = {
-    DenseOperator: _dense_bound,
+    DenseOperator: lambda op, weight: (sqrt_up(gram_bound(weight[None])), NO_TORUS),
     ConvOperator: _conv_bound,
     FourierMultiplier: _fourier_bound,
 }

@@ -84,12 +84,8 @@ class Gather(Primitive):
 
     def lipschitz(self, norm: Norm, *distances: Fraction) -> Fraction:
         if len(distances) == 1:
-            return self._root(self.multiplicities[0]) * distances[0]
+            return _root(self.multiplicities[0]) * distances[0]
         return sqrt_up(sum((m * d * d for m, d in zip(self.multiplicities, distances, strict=True)), Fraction(0)))
-
-    @staticmethod
-    def _root(count: int) -> Fraction:
-        return sqrt_up(Fraction(count)) * (1 + (SLACK if count > 1 else 0))
 
     @cached_property
     def in_order(self) -> bool:
@@ -181,7 +177,7 @@ class MaxPool(Primitive):
         return F.max_pool2d(xs[0], self.kernel, self.stride, self.padding, self.dilation)
 
     def lipschitz(self, norm: Norm, *distances: Fraction) -> Fraction:
-        return Gather._root(overlap(self.kernel, self.stride, self.dilation)) * distances[0]
+        return _root(overlap(self.kernel, self.stride, self.dilation)) * distances[0]
 
     @property
     def size(self) -> str:
@@ -191,3 +187,8 @@ class MaxPool(Primitive):
 def overlap(kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int]) -> int:
     """The greatest number of windows that read one position: per axis ⌈k·gcd(d, s)/s⌉, multiplied."""
     return math.prod(-(-k * math.gcd(d, s) // s) for k, s, d in zip(kernel, stride, dilation, strict=True))
+
+
+def _root(count: int) -> Fraction:
+    """√count, with slack where it is irrational; 0 and 1 are exact."""
+    return sqrt_up(Fraction(count)) * (1 + (SLACK if count > 1 else 0))
