@@ -103,12 +103,6 @@ def test_many_gradients_at_once(name):
     assert not found.requires_grad
 
 
-def test_an_implicit_layer_takes_one_gradient_at_a_time():
-    layer, x = contract.make("proximal dense"), contract.inputs("proximal dense", 2)
-    with pytest.raises(RuntimeError, match="vectorize"):
-        torch.autograd.functional.jacobian(layer, x, vectorize=True)
-
-
 def test_small_gradients_of_half_precision_do_not_underflow():
     layer, x = lipflow.proximal(6, 8, h=1.0).eval(), torch.rand(3, 6)
     expected = torch.autograd.grad(layer(x.requires_grad_()).sum(), x)[0]

@@ -254,11 +254,13 @@ def test_very_many_iterations_do_not_overflow(ell, iterations):
     assert 2.0**-110 < contraction(ell, iterations) < 2.0**-90
 
 
-def test_second_derivatives_are_refused():
+def test_second_derivatives_and_batches_of_gradients_are_refused():
     x = torch.randn(1, 3, dtype=torch.float64, requires_grad=True)
     layer = lipflow.proximal(3, 6, sigma="tanh").double().eval()
     with pytest.raises(RuntimeError, match="first derivatives only"):
         torch.autograd.grad(layer(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="vectorize"):
+        torch.autograd.functional.jacobian(layer, x, vectorize=True)
 
 
 def test_a_constant_gradient_is_differentiable():

@@ -103,9 +103,9 @@ class ExplicitEuler(Step):
 
 @dataclass(frozen=True)
 class _Implicit(Step):
-    """A step whose equation is solved: directly for a skew field, by `iterations` of a solver for a convex one.
+    """An implicit step: a linear solve for a skew field, `iterations` of the proximal solver for a convex one.
 
-    By default the estimated smoothness sets the number of iterations.
+    By default, the number of iterations follows from the estimated smoothness.
     """
 
     h: float = 1.0

@@ -68,7 +68,7 @@ class Weight(nn.Module, ABC):
     def train(self, mode: bool = True) -> "Weight":
         super().train(mode)
         if mode:
-            self.cache.clear()
+            self.cache.clear()  # it holds a copy of W
         else:
             self._settle()
         return self
