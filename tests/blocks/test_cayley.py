@@ -52,20 +52,6 @@ def test_cayley_conv_is_circular_with_the_transform_as_its_symbol(into, out, siz
     torch.testing.assert_close(torch.fft.fft2(y), expected, atol=1e-9, rtol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("make", "shape"), [(lambda: lipflow.cayley_dense(4, 3), (4,)), (lambda: lipflow.cayley_conv(2, 3), (2, 4, 4))]
-)
-def test_alpha_is_a_parameter_from_the_start(make, shape):
-    layer = make()
-    parameters = dict(layer.named_parameters())
-    alpha = parameters["weight.scale.alpha"]
-    torch.testing.assert_close(alpha.detach(), parameters["weight.weight.weight"].detach().norm())
-    optimiser, before = torch.optim.Adam(layer.parameters(), lr=0.1), float(alpha.detach())
-    layer(torch.randn(8, *shape)).sub(1).square().mean().backward()
-    optimiser.step()
-    assert abs(float(alpha.detach()) - before) == pytest.approx(0.1, rel=1e-3)  # Adam's first step is of size lr
-
-
 def test_a_layer_depends_on_alpha_and_not_on_the_size_of_its_weight():
     layer = lipflow.cayley_dense(4, 4, bias=False).double()
     layer.weight.weight.weight.data *= 100

@@ -36,14 +36,3 @@ def test_soc_conv_is_the_published_layer(into, out, kernel_size, stride):
     for _ in range(300):
         layer(x)
     torch.testing.assert_close(layer(x), _published(layer, x, 5), rtol=1e-6, atol=1e-6)
-
-
-def test_the_bound_covers_the_remainder_of_the_series():
-    """Three terms have a norm above 1. With 13 the bound is almost 1."""
-    few, many = (lipflow.soc_conv(4, 4, terms=k, bias=False).double().eval() for k in (3, 13))
-    for layer, least, most in ((few, 1.001, 2.0), (many, 0.999, 1 + 1e-6)):
-        bound = lipflow.lipschitz_bound(layer, in_shape=(4, 5, 5)).lipschitz
-        matrix = layer(torch.eye(100, dtype=torch.float64).reshape(100, 4, 5, 5)).flatten(1).detach()
-        norm = float(torch.linalg.matrix_norm(matrix, 2))
-        assert least < norm <= bound * (1 + 1e-12)
-        assert bound <= most

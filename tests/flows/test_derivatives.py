@@ -67,13 +67,6 @@ def test_recomputed_activations_change_no_buffer_and_no_gradient(name, use_reent
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-9, atol=1e-12, msg=n)
 
 
-def test_a_checkpointed_implicit_layer_is_computed_twice():
-    layer, x, calls = contract.make("proximal dense").train(), contract.inputs("proximal dense", 2), []
-    layer.register_forward_pre_hook(lambda *_: calls.append(1))
-    checkpoint(layer, x.requires_grad_(), use_reentrant=False).square().sum().backward()
-    assert len(calls) == 2
-
-
 @pytest.mark.parametrize("name", ["cpl dense", "cpl conv", "soc conv", "cpl network", "proximal dense"])
 def test_gradients_for_each_image_are_right_and_change_no_state(name):
     """As in differentially private training."""
@@ -108,12 +101,6 @@ def test_many_gradients_at_once(name):
     y = layer(x.requires_grad_())
     (found,) = torch.autograd.grad(y, x, torch.ones(3, *y.shape, dtype=y.dtype), is_grads_batched=True)
     assert not found.requires_grad
-
-
-def test_an_implicit_layer_takes_one_gradient_at_a_time():
-    layer, x = contract.make("proximal dense"), contract.inputs("proximal dense", 2)
-    with pytest.raises(RuntimeError, match="vectorize"):
-        torch.autograd.functional.jacobian(layer, x, vectorize=True)
 
 
 def test_small_gradients_of_half_precision_do_not_underflow():

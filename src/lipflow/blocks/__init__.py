@@ -5,6 +5,7 @@ from lipflow.blocks.activation import GroupSort as GroupSort
 from lipflow.blocks.activation import Householder as Householder
 from lipflow.blocks.activation import MaxMin as MaxMin
 from lipflow.blocks.affine import Affine as Affine
+from lipflow.blocks.affine import Bias as Bias
 from lipflow.blocks.affine import Parameterisation as Parameterisation
 from lipflow.blocks.affine import Scaled as Scaled
 from lipflow.blocks.affine import reshaped_conv as reshaped_conv
@@ -14,7 +15,6 @@ from lipflow.blocks.bcop import BlockConvolution as BlockConvolution
 from lipflow.blocks.bcop import Orthonormal as Orthonormal
 from lipflow.blocks.bcop import bcop_conv as bcop_conv
 from lipflow.blocks.bcop import bjorck_dense as bjorck_dense
-from lipflow.blocks.bias import Bias as Bias
 from lipflow.blocks.cayley import CayleyMatrix as CayleyMatrix
 from lipflow.blocks.cayley import CayleySymbols as CayleySymbols
 from lipflow.blocks.cayley import cayley_conv as cayley_conv

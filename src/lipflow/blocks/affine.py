@@ -1,4 +1,4 @@
-"""Wx + b, with W computed from free parameters by a `Parameterisation`; and layers with normalised weights.
+"""Wx + b, with W computed from free parameters by a `Parameterisation`; a bias alone; layers with normalised weights.
 
 For a stride s, put `SpaceToDepth(s)` before a layer with s² times as many input channels.
 """
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lipflow.flows.cache import Cache
 from lipflow.flows.scale import ReshapedScale, Scale, SpectralScale
-from lipflow.flows.weight import ConvWeight, DenseWeight, Weight, new_bias
+from lipflow.flows.weight import ConvWeight, DenseWeight, Weight, new_bias, require_positive
 from lipflow.operators import LinearOperator
 from lipflow.operators.conv import Padding
 
@@ -42,6 +42,23 @@ class Affine(nn.Module):
         op = self.weight(x)
         y = op(x)
         return y if self.bias is None else y + self.bias.reshape(-1, *[1] * (len(op.out_shape) - 1))
+
+
+class Bias(nn.Module):
+    """x + b, with b along the channels or features: an isometry. b is initialised uniformly in ±1/√channels."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        require_positive(channels=channels)
+        self.bias = new_bias(channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 2 or x.shape[1] != len(self.bias):
+            raise ValueError(f"Bias takes (batch, {len(self.bias)}, …), not {tuple(x.shape)}")
+        return x + self.bias.reshape(-1, *[1] * (x.ndim - 2))
+
+    def extra_repr(self) -> str:
+        return str(len(self.bias))
 
 
 class Scaled(Parameterisation):

@@ -1,9 +1,9 @@
 """BCOP: orthogonal convolutions as products of two-tap ones (Li et al. 2019), by Björck's iteration.
 
 For a symmetric projector P, y[i] = Px[i] + (I - P)x[i + 1] is a convolution with two taps. On a torus its symbol
-P + (I - P)e^{iω} is unitary, so the convolution is orthogonal, and so are products along both axes. A k × k kernel is a
-product of 2(k - 1) of them, with projectors of half the rank, and of a matrix H with orthonormal columns, which changes
-the number of channels.
+P + (I - P)e^{iω} is unitary, so the convolution is orthogonal, and so are compositions of them along both axes. A k × k
+kernel is that of a matrix H with orthonormal columns, which changes the number of channels to C, followed by 2(k - 1)
+such convolutions with projectors of rank C/2.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lipflow.blocks.affine import Affine, Parameterisation
-from lipflow.flows.weight import require_flat, require_positive
+from lipflow.flows.weight import require_flat, require_images, require_positive
 from lipflow.operators import ConvOperator, DenseOperator
 from lipflow.operators.norm import in_full
 
@@ -84,13 +84,9 @@ class BlockConvolution(Parameterisation):
         return kernel if kernel.shape[:2] == self.channels[::-1] else kernel.transpose(0, 1)
 
     def forward(self, x: Tensor) -> ConvOperator:
-        shape = tuple(x.shape[1:])
-        if len(shape) != 3 or shape[0] != self.channels[0]:
-            raise ValueError(
-                f"this layer takes images (batch, {self.channels[0]}, height, width), not (batch, {str(shape)[1:]}"
-            )
+        require_images(x.shape[1:], self.channels[0])
         kernel = self.cache.transform(self.kernel, self.mix, self.halves, training=self.training)
-        return ConvOperator(kernel, (shape[1], shape[2]), padding="same", padding_mode="circular")
+        return ConvOperator(kernel, (x.shape[2], x.shape[3]), padding="same", padding_mode="circular")
 
     def extra_repr(self) -> str:
         height, width = self.axes.count(0) + 1, self.axes.count(1) + 1

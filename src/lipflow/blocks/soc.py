@@ -8,7 +8,7 @@ import math
 
 from torch import nn
 
-from lipflow.blocks.bias import Bias
+from lipflow.blocks.affine import Bias
 from lipflow.blocks.resize import PadChannels, SpaceToDepth, TakeChannels
 from lipflow.flows import ConvWeight, DenseWeight, Exponential, Flow, ReshapedScale, Skew
 

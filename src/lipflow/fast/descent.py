@@ -210,7 +210,8 @@ class _Sums:
 
     def step(self, r: Tensor, wg: Tensor) -> None:
         if self.weight is not None:
-            self.dh = self.dh - _dot(r, wg)
+            wide = torch.promote_types(r.dtype, torch.float32)
+            self.dh = self.dh - (r * wg).sum(dtype=wide)  # both have the same memory format, so neither is copied
 
     def shift(self, q: Tensor) -> None:
         if self.bias is not None:
@@ -237,11 +238,6 @@ def _with_slope(sigma: Sigma, y: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         leaf = y.detach().requires_grad_()
         r = sigma(leaf)
     return r.detach(), torch.autograd.grad(r, leaf, t)[0]
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """⟨a, b⟩, in float32 at least. Both have the same memory format, so neither is copied."""
-    return (a * b).sum(dtype=torch.promote_types(a.dtype, torch.float32))
 
 
 def _differentiable(

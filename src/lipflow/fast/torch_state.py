@@ -16,8 +16,10 @@ def transformed() -> bool:
 
 
 def may_keep() -> bool:
-    """Whether a forward pass may store tensors: not in a recomputation, nor under torch.func, whose tensors are
-    invalid after the transform."""
+    """Whether a forward pass may store tensors.
+
+    It may not in a recomputation, nor under torch.func, whose tensors are invalid after the transform.
+    """
     if torch.compiler.is_compiling():
         return True
     recomputing = torch._C._current_graph_task_id() != -1  # a backward pass is running (`torch.utils.checkpoint`)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from lipflow.fast.descent import shift, two_over
+from lipflow.fast.descent import shift
 from lipflow.flows.cache import Cache
 from lipflow.flows.scale import Scale
 from lipflow.flows.weight import ConvWeight, Weight, new_bias
@@ -42,10 +42,6 @@ class Convex(nn.Module, ABC):
     def parts(self, x: Tensor) -> Parts | None:
         """W, b and σ on inputs like x, if ∇f(x) = Wᵀσ(Wx + b): then a step can run in certified arithmetic."""
         return None
-
-    def step_size(self, shape: Shape | None) -> Tensor:
-        """h = 2/ℓ̂."""
-        return two_over(self.smoothness_estimate(shape))
 
     def forward(self, x: Tensor) -> Tensor:
         """F(x) = -∇f(x)."""
@@ -111,11 +107,11 @@ class Potential(Convex):
 
 
 class Skew(nn.Module):
-    """The field F(x) = Ax with A = (M - Mᵀ)/2, so Aᵀ = -A: its flow is a rotation.
+    """The field F(x) = Ax with A = (M - Mᵀ)/2, so Aᵀ = -A: its flow e^{tA} is orthogonal.
 
-    The adjoint of a convolution has the kernel of M with its channels transposed and its taps reversed. So M must have
-    as many output channels as input channels, a kernel of odd size, and padding "same". A is multiplied by the `scale`,
-    if there is one: `ReshapedScale` for SOC.
+    For a convolution M, Mᵀ has the kernel of M with its channels transposed and its taps reversed. So M must have as
+    many output channels as input channels, a kernel of odd size, and padding "same". A is multiplied by the `scale`, if
+    there is one: `ReshapedScale` for SOC.
     """
 
     def __init__(self, weight: Weight, scale: Scale | None = None) -> None:

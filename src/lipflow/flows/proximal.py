@@ -6,8 +6,9 @@ n iterations from z₀, for any such f,
 
     ‖zₙ - z*‖ ≤ ‖z₀ - z*‖ / √(1 + q·Aₙ),    q = 1/(1 + ℓ),
 
-where Aₙ is that of `_next`, and the right side decreases like (1 - √q)ⁿ. So a fixed number of iterations has a known
-rate at every x, from which the tolerance ε follows. (A residual at x would say nothing about x'.)
+where A₀ = 0 and Aₙ₊₁ = `_next`(Aₙ, q). The right side decreases like (1 - √q)ⁿ. So a fixed number of iterations has a
+known error at every x, and the tolerance ε follows from it. Stopping at a small residual would bound the error at the
+inputs that were solved, and at no others.
 """
 
 import math
@@ -39,7 +40,8 @@ SLACK = 1.25  # the solver is run for an ℓ of so many times the estimate
 def proximal_step(field: Convex, x: Tensor, h: float, iterations: int | None, reflect: bool = False) -> Tensor:
     """The proximal map z + h∇f(z) = x of the implicit step, or the reflection 2z - x of the midpoint: 1-Lipschitz.
 
-    As I + h∇f is 1-strongly monotone, the solution z has ‖x - z‖ ≤ h‖∇f(x)‖. The solver leaves a known fraction: ε.
+    As I + h∇f is 1-strongly monotone, the solution z has ‖x - z‖ ≤ h‖∇f(x)‖. The solver starts at x and leaves a known
+    fraction of this distance: ε.
     """
     if isinstance(x, Node):
         return _lower(field, x, h, iterations, reflect)

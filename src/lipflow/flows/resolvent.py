@@ -56,7 +56,7 @@ def symbols(op: ConvOperator) -> Tensor:
     frequencies = torch.arange(height), torch.arange(width // 2 + 1)
     kernel_size, dilation = (op.rows.kernel, op.columns.kernel), (op.rows.dilation, op.columns.dilation)
     cosine, sine = phases(kernel_size, dilation, (height, width), frequencies)
-    # Reading at i + dj - p multiplies by e^{iω(dj - p)}: the padding p gives all taps the same phase.
+    # Tap j reads at i + dj - p, so its factor is e^{iω(dj - p)}; `symbol` sums the e^{iωdj}, without the padding p.
     turn = torch.complex(*_turn(op, frequencies)).conj()
     with in_full(op.kernel):
         parts = [torch.complex(*symbol(kernel, cosine, sine)) for kernel in op.kernel.chunk(op.groups)]
@@ -65,7 +65,7 @@ def symbols(op: ConvOperator) -> Tensor:
 
 
 def _turn(op: ConvOperator, frequencies: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """cos and sin of ω·p  # (frequencies, 1, 1): the last tap of a window of p + 1 positions."""
+    """cos and sin of ω·p for the padding p  # (frequencies, 1, 1): those of the last of p + 1 taps."""
     sides = (op.rows.size, op.columns.size)
     cosine, sine = phases((op.rows.before + 1, op.columns.before + 1), (1, 1), sides, frequencies)
     return cosine[-1].reshape(-1, 1, 1), sine[-1].reshape(-1, 1, 1)

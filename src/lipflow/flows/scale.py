@@ -74,9 +74,10 @@ class ReshapedScale(Scale):
 
 
 class LearnedScale(Scale):
-    """α/‖W‖_F, where α is learned and ‖W‖_F at first: that of Cayley layers (Trockman and Kolter 2021).
+    """α/‖W‖_F with a learned α, initialised to ‖W‖_F: the scale of Cayley layers (Trockman and Kolter 2021).
 
-    By Parseval, ‖Ŵ‖ over all n² frequencies is n‖W‖_F. ‖W‖_F does not depend on the input size.
+    The published layer divides Ŵ by its norm over all n² frequencies, which is n‖W‖_F by Parseval, so its α is n times
+    ours. ‖W‖_F does not depend on the input size.
     """
 
     alpha: nn.Parameter

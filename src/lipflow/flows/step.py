@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from lipflow import primitives
+from lipflow.fast.descent import two_over
 from lipflow.flows.field import Convex, ConvexPlusSkew, Field, Skew
 from lipflow.flows.proximal import proximal_step
 from lipflow.flows.resolvent import resolvent_step
@@ -79,7 +80,9 @@ class ExplicitEuler(Step):
 
     def size(self, field: Field, x: Tensor) -> Tensor | float:
         """h, or 2/ℓ̂ if h is None."""
-        return cast(Convex, field).step_size(tuple(x.shape[1:])) if self.h is None else self.h
+        if self.h is not None:
+            return self.h
+        return two_over(cast(Convex, field).smoothness_estimate(tuple(x.shape[1:])))
 
     @torch.no_grad()
     def lower(self, field: Field, x: Node) -> Node:
@@ -100,9 +103,9 @@ class ExplicitEuler(Step):
 
 @dataclass(frozen=True)
 class _Implicit(Step):
-    """A step whose equation is solved: directly for a skew field, by `iterations` of a solver for a convex one.
+    """An implicit step: a linear solve for a skew field, `iterations` of the proximal solver for a convex one.
 
-    By default the estimated smoothness sets the number of iterations.
+    By default, the number of iterations follows from the estimated smoothness.
     """
 
     h: float = 1.0
@@ -127,7 +130,7 @@ class ImplicitEuler(_Implicit):
     """z = x + hF(z).
 
     With a convex potential: the proximal map of h·f, which is 1-Lipschitz for any smoothness (the paper's appendix on
-    implicit flows). With a skew field: (I - hA)⁻¹x, which contracts.
+    implicit flows). With a skew field: (I - hA)⁻¹x, which is 1-Lipschitz, as ‖(I - hA)z‖² = ‖z‖² + h²‖Az‖².
     """
 
     def __call__(self, field: Field, x: Tensor) -> Tensor:
@@ -140,8 +143,8 @@ class ImplicitEuler(_Implicit):
 class Midpoint(_Implicit):
     """z = x + hF((x + z)/2).
 
-    With a convex potential: m = (x + z)/2 solves m = x + (h/2)F(m), so z = 2m - x is the reflected proximal map.
-    With a skew field: Cayley, (I - hA/2)⁻¹(I + hA/2)x, which preserves norms.
+    With a convex potential: m = (x + z)/2 solves m = x + (h/2)F(m), so m is the proximal map of (h/2)·f, and z = 2m - x
+    its reflection. With a skew field: the Cayley transform (I - hA/2)⁻¹(I + hA/2)x, which preserves norms.
     """
 
     def __call__(self, field: Field, x: Tensor) -> Tensor:
@@ -152,9 +155,9 @@ class Midpoint(_Implicit):
 
 @dataclass(frozen=True)
 class Exponential(Step):
-    """The first `terms` terms of e^{hA}x, the exact flow of a skew field: SOC. Training may use `train_terms`.
+    """The exact flow e^{hA}x of a skew field, by `terms` terms of its series: SOC. Training may use `train_terms`.
 
-    e^{hA} is orthogonal, and e^{iθ} less k terms of its series is at most |θ|ᵏ/k!: L = 1 + (ha)ᵏ/k!.
+    e^{hA} is orthogonal, and for |θ| ≤ ha the remainder of e^{iθ} after k terms is at most (ha)ᵏ/k!: L = 1 + (ha)ᵏ/k!.
     """
 
     h: float = 1.0

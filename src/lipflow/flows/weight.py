@@ -68,7 +68,7 @@ class Weight(nn.Module, ABC):
     def train(self, mode: bool = True) -> "Weight":
         super().train(mode)
         if mode:
-            self.cache.clear()
+            self.cache.clear()  # it holds a copy of W
         else:
             self._settle()
         return self
@@ -199,10 +199,7 @@ class ConvWeight(Weight):
                 "give in_shape=(channels, height, width), or run one batch first"
             )
         shape = tuple(self.u.shape) if shape is None else shape
-        if len(shape) != 3 or shape[0] != self.channels[0]:
-            raise ValueError(
-                f"this layer takes images (batch, {self.channels[0]}, height, width), not (batch, {str(shape)[1:]}"
-            )
+        require_images(shape, self.channels[0])
         return ConvOperator(self.weight, (shape[1], shape[2]), **self.geometry)
 
     def _take_size(self, module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
@@ -226,6 +223,14 @@ def require_flat(shape: Shape | None, features: int) -> None:
     """Raise if an input of a dense layer is more than one vector: its bias would count once for each."""
     if shape is not None and len(shape) != 1:
         raise ValueError(f"a dense layer takes (batch, {features}), not (batch, {str(tuple(shape))[1:]}; flatten")
+
+
+def require_images(shape: Shape, channels: int) -> None:
+    """Raise if an input of a convolution is not an image with its channels."""
+    if len(shape) != 3 or shape[0] != channels:
+        raise ValueError(
+            f"this layer takes images (batch, {channels}, height, width), not (batch, {str(tuple(shape))[1:]}"
+        )
 
 
 def require_positive(**sizes: int) -> None:
