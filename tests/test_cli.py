@@ -16,8 +16,9 @@ from lipflow.train import Run
 from lipflow.train.recipe import CHOICES, SGD, Adam, numbers
 from lipflow.train.schedule import MultiStep
 from lipflow.train.signals import Interrupted, NonFiniteLoss
+from tests.train.tiny import FLAGS
 
-TINY = ["--model-args", "depth=1", "channels=2", "inner=2", "depth_linear=1", "features=8", "--epochs", "1"]
+TINY = [*FLAGS, "--epochs", "1"]
 
 
 @pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["train", "--model", "cpl-s", "--help"]])

@@ -35,10 +35,10 @@ def test_shares_of_all_ranks_are_the_batch(n, world):
             share(items, rank, world)
 
 
-@pytest.mark.parametrize(("n", "batch_size", "start"), [(0, 4, 0), (3, 0, 0), (8, 4, 3)])
-def test_batches_reject_impossible_arguments_at_once(n, batch_size, start):
-    with pytest.raises(ValueError, match=r"no batch of|cannot start at batch 3"):
-        batches(n, batch_size, 0, 0, start=start)
+@pytest.mark.parametrize(("n", "batch_size"), [(0, 4), (3, 0)])
+def test_batches_reject_impossible_arguments_at_once(n, batch_size):
+    with pytest.raises(ValueError, match="no batch of"):
+        batches(n, batch_size, 0, 0)
 
 
 def test_permutation_is_the_same_in_every_release():

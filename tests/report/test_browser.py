@@ -91,18 +91,6 @@ def certified(original, eps: float) -> str:
     return f"{((held['label'] == held['truth']) & (held['radius'] > eps)).mean():.2%}"
 
 
-def test_the_slider_sets_the_numbers(opened, original):
-    number = opened.locator(".readout .proved").first
-    assert number.inner_text() == certified(original, 0.1)  # the first ε of the table
-    seen = set()
-    for eps in (0.2, 0.35, 0.6):
-        value = choose(opened, eps)
-        assert opened.locator("#epsilon-value").inner_text() == f"{value:g}"
-        assert number.inner_text() == certified(original, value)
-        seen.add(number.inner_text())
-    assert len(seen) > 1
-
-
 def test_an_attack_bounds_the_accuracy_at_larger_radii(opened, original):
     outcome = json.loads((original / "attack.json").read_text())
     cell = opened.locator(".readout tr[data-of=part] .left").first
@@ -143,6 +131,7 @@ def test_radii_are_compared_exactly(opened, original):
 
 def test_the_keyboard_reaches_and_sets_everything(opened, original):
     slider, number = opened.locator("#epsilon"), opened.locator(".readout .proved").first
+    assert number.inner_text() == certified(original, 0.1)  # the first ε of the table
     slider.focus()
     before = float(slider.input_value())
     opened.keyboard.press("ArrowRight")

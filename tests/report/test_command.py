@@ -42,7 +42,9 @@ def test_a_contradiction_has_exit_code_1(run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("", "give the folders"),
         ("RUN RUN", "two runs are called 'tiny'"),
+        ("RUN RUN --names a a", "two runs are called 'a'"),
         ("OUT", "OUT holds no run"),
         ("RUN OUT/nowhere", "there is no folder OUT/nowhere"),
         ("RUN OUT --names a b", "OUT holds no run"),

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from lipflow.report.run_results import read, read_all
+from lipflow.report.run_results import read
 from tests.report.conftest import change_claims, change_examples, change_json, change_rows, rows
 
 
@@ -34,22 +34,6 @@ def test_read_reads_all_of_a_run(run):
 
     radius = first.radius[first.right & (first.radius > 0)][0]
     assert first.certified(Fraction(radius)).sum() < first.certified(Fraction(radius) - Fraction(1, 10**30)).sum()
-
-
-@pytest.mark.parametrize(
-    ("names", "missing"),
-    [
-        (["attack.json"], ["not attacked yet: lipflow attack"]),
-        (["certificate.json"], ["no certificate yet: lipflow certify", "not attacked yet"]),
-        (["model.safetensors", "log.jsonl"], ["training has not ended: lipflow train"]),
-    ],
-)
-def test_missing_names_the_commands_to_run(run, names, missing):
-    for name in names:
-        (run / name).unlink()
-    found = read(run, "tiny").missing
-    assert len(found) == len(missing)
-    assert all(map(str.startswith, found, missing))
 
 
 def test_an_attack_on_another_certificate_is_stale(run):
@@ -143,17 +127,3 @@ def test_damage_is_named(run, damage, message):
         read(run, "tiny")
     assert str(run) in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_read_all_names_the_runs(original, run):
-    assert [r.name for r in read_all((original,))] == ["tiny"]
-    assert [r.name for r in read_all((original, run), ("a", "b"))] == ["a", "b"]
-    for folders, names, message in (
-        ((original, run), (), "two runs are called 'tiny'"),
-        ((original, run), ("a", "a"), "two runs are called 'a'"),
-        ((original,), ("a", "b"), "1 runs, 2 names"),
-        ((), (), "give the folders"),
-        ((run / "run.json",), (), "holds no run"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            read_all(folders, names)

@@ -23,6 +23,7 @@ def interrupt_first_validation(monkeypatch, run):
         before_call(patch, loop_module, "estimate", 1, lambda: signal.raise_signal(signal.SIGINT))
         with pytest.raises(Interrupted):
             train(run)
+    assert not (run.folder / "model.safetensors").exists()
 
 
 def test_the_files_and_messages_of_a_run(tmp_path, capsys):
@@ -39,16 +40,6 @@ def test_the_files_and_messages_of_a_run(tmp_path, capsys):
     output = capsys.readouterr().out
     for text in ("epoch 3/3", "certified (estimated) 36/255", "certified (exact) 36/255", "steps/s", "left"):
         assert text in output
-
-
-def test_a_run_depends_on_its_seed_alone(tmp_path):
-    torch.manual_seed(7)
-    first = train(tiny(tmp_path / "a"))
-    torch.manual_seed(8)
-    train(tiny(tmp_path / "b"))
-    train(replace(tiny(tmp_path / "c"), seed=1))
-    assert digest(first.folder / "model.safetensors") == digest(tmp_path / "b" / "model.safetensors")
-    assert digest(first.folder / "model.safetensors") != digest(tmp_path / "c" / "model.safetensors")
 
 
 def test_a_run_without_validation_images_has_no_best_network(tmp_path):
@@ -89,8 +80,6 @@ def test_a_folder_that_another_process_has_changed_is_not_overwritten(tmp_path, 
     with pytest.raises(ValueError, match="holds a run already"):
         train(run)
     assert Record.read(run.folder).run.seed == 1
-    with pytest.raises(ValueError, match="another process has just trained in"):
-        loop_module._require_unchanged(replace(run, seed=1), Record.read(run.folder))
 
 
 def test_a_folder_is_locked_while_a_process_trains_in_it(tmp_path):

@@ -7,10 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from lipflow.train import loop as loop_module
 from lipflow.train import train
 from lipflow.train.learner import Learner
-from lipflow.train.signals import Interrupted
 from tests.processes import TIMEOUT_SECONDS, lipflow, start
 from tests.train.tiny import ARGS, FLAGS, before_call, digest, fail, log, tiny
 
@@ -106,14 +104,3 @@ def test_a_crash_after_every_step(model, args, optimiser, tmp_path, monkeypatch)
                 train(run, resume=crashes > 0)
     train(run, resume=True)
     assert_same(tmp_path / "run", tmp_path / "whole")
-
-
-def test_a_signal_during_the_last_validation_stops_the_run(tmp_path, monkeypatch):
-    before_call(monkeypatch, loop_module, "estimate", 1, lambda: signal.raise_signal(signal.SIGINT))
-    run = tiny(tmp_path, epochs=1)
-    with pytest.raises(Interrupted):
-        train(run)
-    assert not (tmp_path / "model.safetensors").exists()
-    train(run, resume=True)
-    assert (tmp_path / "model.safetensors").exists()
-    assert len(log(tmp_path, "step")) == 3
