@@ -186,6 +186,6 @@ def starts(*seeds):
         (effective.below, used(1.1, 0.9), NOT_SEEN),
     ],
 )
-def test_rules(rule, measured, outcome):
+def test_rules_judge_made_up_results(rule, measured, outcome):
     """The other outcomes of these rules are those of the stored results: see test_runner."""
     assert rule(Rows(measured)).outcome == outcome

@@ -9,7 +9,7 @@ from lipflow.report.run_results import read
 from lipflow.report.table import summarise
 
 
-def test_save(run, tmp_path):
+def test_save_draws_what_the_runs_have_data_for(run, tmp_path):
     pytest.importorskip("matplotlib")
     whole = read(run, "_a$b$")
     (run / "certificate.json").unlink()

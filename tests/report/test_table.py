@@ -36,7 +36,7 @@ def test_summary_has_the_numbers_of_the_files(original):
     assert lines["attacked"].title == "under attack, first 40 images"
 
 
-def test_an_attack_on_all_images_needs_no_line_of_a_part(run):
+def test_summary_has_no_line_of_a_part_if_all_images_were_attacked(run):
     change_rows(run, **{name: column[:40] for name, column in rows(run).items()})
     with np.load(run / "attack.npz") as found:
         change_examples(run, index=found["index"] % 40)

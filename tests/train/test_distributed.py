@@ -82,7 +82,7 @@ def test_an_error_within_a_collective_ends_all_processes(tmp_path):
     assert "exitcode  : 2 " in output  # of the first process: it ended by itself
 
 
-def test_choose_device():
+def test_choose_device_needs_an_existing_device():
     assert choose_device("cpu") == torch.device("cpu")
     if not torch.cuda.is_available():
         assert choose_device("auto") == torch.device("cpu")

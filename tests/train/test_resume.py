@@ -49,7 +49,7 @@ def assert_same(folder, whole):
     assert untimed(folder) == untimed(whole)
 
 
-def test_killed_processes(tmp_path):
+def test_a_run_of_killed_processes_has_the_same_bits(tmp_path):
     """SIGKILL before there is a checkpoint, during steps and during writing; SIGTERM; SIGINT; a damaged file."""
     whole, folder = tmp_path / "whole", tmp_path / "run"
     flags = ["--epochs", str(EPOCHS), "--batch-size", "64", *FLAGS]
@@ -91,7 +91,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("model", "args", "optimiser"), CASES)
-def test_a_crash_after_every_step(model, args, optimiser, tmp_path, monkeypatch):
+def test_a_crash_after_every_step_changes_no_bit(model, args, optimiser, tmp_path, monkeypatch):
     """A checkpoint each step, a crash after each step, at the ends of epochs and within."""
     recipe = dict(epochs=2, images=50, optimiser=optimiser, weight_decay=1e-3, loss="certificate", lln=False)
     whole = replace(tiny(tmp_path / "whole", **recipe), model=model, model_args=args)

@@ -162,7 +162,7 @@ class Learner:
         }
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Restore a state from `tensors`. It is copied, so that memory is aligned as that of computed tensors."""
+        """Restore a state. The tensors are copied, so that their memory is aligned like that of computed tensors."""
 
         def of(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): v.clone() for k, v in tensors.items() if k.startswith(prefix)}
