@@ -106,7 +106,6 @@ def test_train_has_a_flag_for_every_number_of_every_choice():
         ("train --resume --out OUT", "holds no run"),
         ("certify OUT", "no trained network of that name"),
         ("attack cpl-fast", "did you mean cpl-fast-cifar10?"),
-        ("check OUT", "lipflow certify"),
         ("certify OUT --limit 0", "--limit must be at least 1, not 0"),
         ("attack OUT --limit=-3", "--limit must be at least 1, not -3"),
         ("attack OUT --gallery=-1", "--gallery must be at least 0, not -1"),
