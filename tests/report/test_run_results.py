@@ -117,7 +117,7 @@ def shown(**columns):
         (shown(nearest_distance=np.full(6, np.inf)), "nearest_distance is not a distance"),
     ],
 )
-def test_damage_is_named(run, damage, message):
+def test_read_names_the_damage(run, damage, message):
     damage(run)
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         read(run, "tiny")

@@ -80,7 +80,7 @@ def test_latest_does_not_skip_a_checkpoint_that_cannot_be_read(two, monkeypatch)
     assert equal(two.latest(), checkpoint(2))
 
 
-def test_a_checkpoint_without_a_digest_does_not_exist(two):
+def test_tidy_removes_later_and_partly_written_checkpoints(two):
     two.save(checkpoint(3))
     (two.folder / "step-00000003.sha256").unlink()
     (two.folder / ".step-00000004.safetensors.part").write_bytes(b"half")

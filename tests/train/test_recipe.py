@@ -100,7 +100,7 @@ def test_vary_keeps_the_numbers_that_two_choices_share():
         (lambda: MultiStep((float("nan"),)), ValueError, "--milestones are fractions"),
     ],
 )
-def test_bad_values_are_refused(make, error, words):
+def test_recipes_refuse_bad_values(make, error, words):
     with pytest.raises(error, match=words):
         make()
 

@@ -41,7 +41,7 @@ def test_from_json_is_the_inverse_of_to_json(model):
         ({"seed": -(2**63) - 1}, "--seed is an integer of 64 bits"),
     ],
 )
-def test_bad_values_are_refused(change, words):
+def test_from_json_refuses_bad_values(change, words):
     with pytest.raises(ValueError, match=words):
         Run.from_json({**Run().to_json(), **change})
 
