@@ -246,19 +246,16 @@ def state(run: Run) -> Literal["done", "diverged", "interrupted", "to do"]:
     return "interrupted" if (run.folder / "run.json").is_file() else "to do"
 
 
-def ensure(run: Run, train: Callable[..., object] | None = None) -> None:
+def ensure(run: Run) -> None:
     """Train a run, or resume it, unless it has finished or diverged (a NaN or infinite loss)."""
+    import experiments.sources  # noqa: F401 - adds the datasets of the smaller scales
+    from lipflow.train.loop import train
+    from lipflow.train.record import Record
     from lipflow.train.signals import NonFiniteLoss
 
-    if train is None:
-        import experiments.sources  # noqa: F401 - adds the datasets of the smaller scales
-        from lipflow.train.loop import train
     found = state(run)
-    if found != "to do":
-        from lipflow.train.record import Record
-
-        if changed := differences(Record.read(run.folder).run, run):
-            raise ValueError(f"{run.folder} holds another run: {', '.join(map(str, changed))}; move it away")
+    if found != "to do" and (changed := differences(Record.read(run.folder).run, run)):
+        raise ValueError(f"{run.folder} holds another run: {', '.join(map(str, changed))}; move it away")
     if found in ("done", "diverged"):
         print(f"    {found} already: {run.folder.name}", flush=True)
         return

@@ -16,8 +16,9 @@ from lipflow.train import Run
 from lipflow.train.recipe import CHOICES, SGD, Adam, numbers
 from lipflow.train.schedule import MultiStep
 from lipflow.train.signals import Interrupted, NonFiniteLoss
+from tests.train.tiny import FLAGS
 
-TINY = ["--model-args", "depth=1", "channels=2", "inner=2", "depth_linear=1", "features=8", "--epochs", "1"]
+TINY = [*FLAGS, "--epochs", "1"]
 
 
 @pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["train", "--model", "cpl-s", "--help"]])
@@ -105,7 +106,6 @@ def test_train_has_a_flag_for_every_number_of_every_choice():
         ("train --resume --out OUT", "holds no run"),
         ("certify OUT", "no trained network of that name"),
         ("attack cpl-fast", "did you mean cpl-fast-cifar10?"),
-        ("check OUT", "lipflow certify"),
         ("certify OUT --limit 0", "--limit must be at least 1, not 0"),
         ("attack OUT --limit=-3", "--limit must be at least 1, not -3"),
         ("attack OUT --gallery=-1", "--gallery must be at least 0, not -1"),

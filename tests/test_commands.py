@@ -2,7 +2,6 @@
 
 import json
 import os
-import pkgutil
 import re
 import subprocess
 import sys
@@ -17,8 +16,9 @@ import lipflow
 from lipflow import cli
 from lipflow.commands.parts import PartCache
 from tests.processes import TIMEOUT_SECONDS, torchrun
+from tests.train.tiny import FLAGS, before_call, fail
 
-TINY = ["--model-args", "depth=1", "channels=2", "inner=2", "depth_linear=1", "features=8", "--epochs", "2"]
+TINY = [*FLAGS, "--epochs", "2"]
 
 
 def lipflow_command(*words: object) -> int:
@@ -38,25 +38,6 @@ def certified(run, capsys):
     assert lipflow_command("certify", run, "--limit", 40) == 0
     capsys.readouterr()
     return run
-
-
-@pytest.fixture
-def interrupt(monkeypatch):
-    """Let the n-th call of a function of lipflow raise KeyboardInterrupt; return the list of its calls."""
-
-    def interrupted(name: str, n: int) -> list:
-        function, calls = pkgutil.resolve_name(f"lipflow.{name}"), []
-
-        def call(*arguments, **options):
-            calls.append(arguments)
-            if len(calls) == n:
-                raise KeyboardInterrupt
-            return function(*arguments, **options)
-
-        monkeypatch.setattr(f"lipflow.{name}", call)
-        return calls
-
-    return interrupted
 
 
 def stated(path: Path) -> dict:
@@ -213,12 +194,12 @@ def test_the_gallery_has_images_inside_and_beyond_the_certified_balls(certified)
     assert "examples" not in stated(run / "attack.json")
 
 
-def test_an_interrupted_gallery_keeps_the_outcome(certified, interrupt, monkeypatch, capsys):
+def test_an_interrupted_gallery_keeps_the_outcome(certified, monkeypatch, capsys):
     """No examples of a previous attack are left beside it."""
     words = ["attack", certified, "--steps", 2, "--gallery", 9, "--radii", "0.25"]
     assert lipflow_command(*words, "0.5") == 0
     monkeypatch.setattr("lipflow.train.writer.SECONDS_BETWEEN_LINES", 0.0)
-    interrupt("attack.nearest", 2)
+    before_call(monkeypatch, lipflow.attack, "nearest", 2, lambda: fail(KeyboardInterrupt()))
     capsys.readouterr()
     assert lipflow_command(*words) == 130
     assert "attacking for the gallery: 4/9 images" in capsys.readouterr().out
@@ -292,20 +273,20 @@ ATTACK = ["attack", "RUN", "--radii", "0.5", 1, "--steps", 2, "--gallery", 0, "-
 
 
 @pytest.mark.parametrize(
-    ("words", "size", "work", "file"),
+    ("words", "size", "owner", "work", "file"),
     [
-        (CERTIFY, "certificate.CHUNK_IMAGES", "frozen.Frozen.receive", "certified.npz"),
-        (ATTACK, "commands.attack.CHUNK_IMAGES", "attack.pgd", "attack.json"),
+        (CERTIFY, "certificate.CHUNK_IMAGES", lipflow.Frozen, "receive", "certified.npz"),
+        (ATTACK, "commands.attack.CHUNK_IMAGES", lipflow.attack, "pgd", "attack.json"),
     ],
 )
-def test_an_interrupted_command_resumes(certified, words, size, work, file, interrupt, tmp_path, monkeypatch, capsys):
+def test_an_interrupted_command_resumes(certified, words, size, owner, work, file, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("lipflow.data.network.own_cache", lambda: tmp_path)
     monkeypatch.setattr(f"lipflow.{size}", 10)
     words, path = [certified if word == "RUN" else word for word in words], certified / file
     assert lipflow_command(*words) == 0
     expected = path.read_bytes()
     path.unlink()
-    calls = interrupt(work, 3)
+    before_call(monkeypatch, owner, work, 3, lambda: fail(KeyboardInterrupt()))
     capsys.readouterr()
     assert lipflow_command(*words) == 130
     assert "20 of 35 images are done" in capsys.readouterr().err
@@ -315,7 +296,6 @@ def test_an_interrupted_command_resumes(certified, words, size, work, file, inte
     parts[0].write_bytes(parts[0].read_bytes()[:-1])  # a damaged part is computed again
     assert lipflow_command(*words) == 0
     assert "10 of 35 images were done before an interruption" in capsys.readouterr().out
-    assert len(calls) == 3 + 3
     assert path.read_bytes() == expected
     assert not list((tmp_path / "parts").iterdir())
 

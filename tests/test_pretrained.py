@@ -15,7 +15,7 @@ from lipflow.cli import main
 from lipflow.pretrained.pack import pack
 from lipflow.train import train
 from lipflow.train.record import FINAL
-from tests.train.tiny import tiny
+from tests.train.tiny import before_call, fail, tiny
 
 NAME = "cpl-fast-cifar10"
 HOME = Path(pretrained.__file__).parent
@@ -76,7 +76,12 @@ def test_load_says_what_would_work(source, message, cwd, run_folder):
         lipflow.Frozen.load(run_folder / FINAL)
 
 
-def test_a_command_copies_a_pretrained_network_once(cwd, capsys):
+def test_a_command_copies_a_pretrained_network_once(cwd, monkeypatch, capsys):
+    """A copy that was interrupted after its first file is completed."""
+    with monkeypatch.context() as patch:
+        before_call(patch, shutil, "copyfile", 2, lambda: fail(OSError("No space left on device")))
+        assert main(["report", NAME]) == 2
+    assert [path.name for path in (cwd / "runs" / NAME).iterdir()] == ["run.json"]
     for copied in (True, False):
         assert main(["report", NAME, "--out", "report.html"]) == 0
         assert ("copied the pretrained network" in capsys.readouterr().out) == copied
@@ -97,27 +102,3 @@ def test_folder_of_finds_runs_and_overwrites_none(cwd):
     for name in (NAME, "mine"):  # a folder in the current one comes first
         (cwd / name).mkdir()
         assert pretrained.folder_of(Path(name)) == Path(name)
-
-
-def test_a_copy_that_fails_leaves_nothing(cwd, monkeypatch):
-    def full(*_):
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(shutil, "copyfile", full)
-    with pytest.raises(OSError, match="No space left"):
-        pretrained.folder_of(Path(NAME))
-    assert not list((cwd / "runs").iterdir())
-
-
-def test_two_processes_may_copy_at_the_same_time(cwd, monkeypatch):
-    """The process that cannot rename its folder uses that of the other one."""
-    rename = Path.rename
-
-    def late(self, target):
-        shutil.copytree(self, target)
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", late)
-    folder = pretrained.folder_of(Path(NAME))
-    assert sorted(p.name for p in folder.iterdir()) == sorted(pretrained.FILES)
-    assert [p.name for p in folder.parent.iterdir()] == [NAME]

@@ -139,8 +139,8 @@ class Demo:
 
 def demo(arguments: Demo) -> int:
     """Run the commands of the demonstration one after the other; stop at the first that fails."""
-    free = (path for path in _demo_folders() if not path.exists())
-    for command in demo_commands(arguments.out or next(free)):
+    folders = (Path(f"runs/demo-{number}" if number > 1 else "runs/demo") for number in itertools.count(1))
+    for command in demo_commands(arguments.out or next(path for path in folders if not path.exists())):
         print(f"\n$ lipflow {shlex.join(command)}", flush=True)
         if code := main(command):
             return code
@@ -156,8 +156,3 @@ def demo_commands(out: Path) -> list[list[str]]:
         ["attack", str(out)],
         ["report", str(out), "--out", str(out / "report.html")],
     ]
-
-
-def _demo_folders() -> Iterator[Path]:
-    yield Path("runs/demo")
-    yield from (Path(f"runs/demo-{number}") for number in itertools.count(2))

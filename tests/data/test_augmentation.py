@@ -78,19 +78,6 @@ def test_augment_is_the_same_in_every_release():
     assert augment(images, torch.arange(3), 0, 0, pad=2)[:, 0, 0, 0].tolist() == [17, 23, 0]
 
 
-@pytest.mark.parametrize("pad", [1, 4])
-def test_augment_draws_uniform_and_independent_offsets_and_flips(pad):
-    """χ² over the (2·pad+1)²·2 joint outcomes of 81000 images, and between an image's outcomes in two epochs."""
-    n, side = 81000, 2 * pad + 1
-    first, second = (torch.stack(draws(n, 0, epoch, pad)) for epoch in (0, 1))
-    joint = (first[0] * side + first[1]) * 2 + first[2]
-    for outcome, cells in ((joint, side * side * 2), (first[0] * side + second[0], side * side)):
-        counts = torch.bincount(outcome, minlength=cells).double()
-        chi2 = float(((counts - n / cells) ** 2 / (n / cells)).sum())
-        freedom = cells - 1
-        assert abs(chi2 - freedom) < 4 * (2 * freedom) ** 0.5
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -104,16 +104,6 @@ def test_load_rejects_damaged_archives(layout, tmp_path):
     write_archive(layout, archive, leave_out=last)
     with pytest.raises(DataError, match=f"lacks {layout.folder}/{last}"):
         ask(layout, tmp_path)
-
-
-def test_load_reports_errors_of_the_system(layout, tmp_path, monkeypatch):
-    write_archive(layout, tmp_path / layout.archive)
-    monkeypatch.setattr("lipflow.data.cifar.gzip.open", Mock(side_effect=PermissionError("Permission denied")))
-    with pytest.raises(DataError, match=f"{layout.name} cannot be read: .*Permission denied"):
-        load(layout.name, tmp_path)
-
-
-def test_load_rejects_archives_with_a_short_member_or_a_link(layout, tmp_path):
     name = next(iter(layout.test))
     for size, kind in ((5, tarfile.REGTYPE), (0, tarfile.SYMTYPE)):
         with tarfile.open(tmp_path / layout.archive, "w:gz") as tar:
@@ -122,6 +112,13 @@ def test_load_rejects_archives_with_a_short_member_or_a_link(layout, tmp_path):
             tar.addfile(member, io.BytesIO(bytes(size)))
         with pytest.raises(DataError, match=rf"{name} in .* has 5 bytes|lacks {layout.folder}/"):
             ask(layout, tmp_path)
+
+
+def test_load_reports_errors_of_the_system(layout, tmp_path, monkeypatch):
+    write_archive(layout, tmp_path / layout.archive)
+    monkeypatch.setattr("lipflow.data.cifar.gzip.open", Mock(side_effect=PermissionError("Permission denied")))
+    with pytest.raises(DataError, match=f"{layout.name} cannot be read: .*Permission denied"):
+        load(layout.name, tmp_path)
 
 
 @needs_real_data

@@ -18,12 +18,6 @@ def test_batches_visit_every_image_once_and_resume(n, batch_size, seed, epoch, d
     assert all(torch.equal(a, b) for a, b in zip(rest, parts[start:], strict=True))
 
 
-def test_permutations_of_other_seeds_and_epochs_are_unrelated():
-    base = permutation(10000, 0, 0)
-    for other in (permutation(10000, 1, 0), permutation(10000, 0, 1), torch.arange(10000)):
-        assert int((base == other).sum()) < 10  # fixed points of a random permutation are Poisson(1)
-
-
 @given(st.integers(0, 200), st.integers(1, 17))
 def test_shares_of_all_ranks_are_the_batch(n, world):
     items = torch.arange(n)
@@ -35,10 +29,10 @@ def test_shares_of_all_ranks_are_the_batch(n, world):
             share(items, rank, world)
 
 
-@pytest.mark.parametrize(("n", "batch_size", "start"), [(0, 4, 0), (3, 0, 0), (8, 4, 3)])
-def test_batches_reject_impossible_arguments_at_once(n, batch_size, start):
-    with pytest.raises(ValueError, match=r"no batch of|cannot start at batch 3"):
-        batches(n, batch_size, 0, 0, start=start)
+@pytest.mark.parametrize(("n", "batch_size"), [(0, 4), (3, 0)])
+def test_batches_reject_impossible_arguments_at_once(n, batch_size):
+    with pytest.raises(ValueError, match="no batch of"):
+        batches(n, batch_size, 0, 0)
 
 
 def test_permutation_is_the_same_in_every_release():

@@ -120,10 +120,7 @@ def test_a_claim_cannot_be_judged_at_other_scales_than_its_own():
 SIZES = ("CPL-S", "CPL-M", "CPL-L", "CPL-XL")
 BETTER = {"CPL-S": [row(0.7, 0.5, 0.6)], "Cayley (KW3)": [row()], "SOC-10": [row()]}
 WORSE = {"CPL-S": [row(0.3, 0.2, 0.2)], "Cayley (KW3)": [row()], "SOC-10": [row()]}
-MARGINS = dict(
-    zip(("m = 0.1", "m = 0.7", "m = 3"), ([row(0.7, 0.1, 0.2)], [row(0.6)], [row(0.5, 0.3, 0.4)]), strict=True)
-)
-REVERSED = dict(zip(MARGINS, reversed(MARGINS.values()), strict=True))
+MARGINS = {"m = 0.1": [row(0.5, 0.3, 0.4)], "m = 0.7": [row(0.6)], "m = 3": [row(0.7, 0.1, 0.2)]}
 
 
 def fixed_steps(*clean, **more):
@@ -156,31 +153,23 @@ def starts(*seeds):
 @pytest.mark.parametrize(
     ("rule", "measured", "outcome"),
     [
-        *((claim("margin-cifar10", start).rule, MARGINS, SEEN) for start in ("A small", "At ε = 0.8 a large margin c")),
         *(
-            (claim("margin-cifar10", start).rule, REVERSED, NOT_SEEN)
+            (claim("margin-cifar10", start).rule, MARGINS, NOT_SEEN)
             for start in ("A small", "At ε = 0.8 a large margin i")
         ),
         (claim("cifar10", "S < M").rule, {label: [row(0.5 + i / 10)] for i, label in enumerate(SIZES)}, SEEN),
         (claim("cifar10", "S < M").rule, {label: [row(0.5 - i / 10)] for i, label in enumerate(SIZES)}, NOT_SEEN),
-        (relaxed.cleaner, fixed_steps(0.85, 0.8, 0.7), SEEN),
         (relaxed.cleaner, fixed_steps(0.7, 0.8, 0.85), NOT_SEEN),
-        (relaxed.relaxing_helps, fixed_steps(0.85, 0.8, 0.7), SEEN),
-        (relaxed.stable, fixed_steps(0.8, 0.8, 0.8), SEEN),
+        (relaxed.relaxing_helps, fixed_steps(0.5, 0.8, 0.7), NOT_SEEN),
         (relaxed.stable, fixed_steps(0.8, 0.8, 0.8, diverged=True), NOT_SEEN),
         (claim("cifar10", "CPL-S is above Cayley").rule, BETTER, SEEN),
-        (claim("cifar10", "CPL-S is above Cayley").rule, WORSE, NOT_SEEN),
-        (claim("certified-cifar10", "CPL-S certifies more than SOC").rule, BETTER, SEEN),
         (claim("certified-cifar10", "CPL-S certifies more than SOC").rule, WORSE, NOT_SEEN),
-        (pgd.gain("cifar10", pgd.SOC), BETTER, SEEN),
         (pgd.gain("cifar10", pgd.SOC, 0.3), BETTER, NOT_SEEN),
         (pgd.gain("cifar10", pgd.CAYLEY), WORSE, NOT_SEEN),
-        (pgd.sound, BETTER, SEEN),
         (pgd.sound, {"CPL-S": [row(contradictions=["image 3 was broken"])]}, NOT_SEEN),
         (depth.trains("1000 layers"), deep(0.4, 0.3), SEEN),
         (depth.trains("1000 layers"), deep(0.4, 0.1), NOT_SEEN),
         (depth.trains("1000 layers"), deep(0.4, 0.1, epochs=1), NOT_JUDGED),
-        (depth.trains("100 layers"), deep(0.4, 0.1), SEEN),
         (depth.no_gain, deep(0.4, 0.35), SEEN),
         (depth.no_gain, deep(0.3, 0.4), NOT_SEEN),
         (depth.no_gain, deep(0.4, 0.4), NOT_JUDGED),
@@ -188,18 +177,15 @@ def starts(*seeds):
         (depth.late_start, starts([0.3]), NOT_SEEN),
         (depth.late_start, starts([0.1, 0.1, 0.1]), NOT_SEEN),
         (depth.late_start, starts([0.1, 0.4], [0.1, 0.1]), NOT_SEEN),
-        (gradient.bounded, norms(0.5, 1.0), SEEN),
         (gradient.bounded, norms(0.5, 7.0), NOT_SEEN),
         (gradient.alive("fresh"), norms(0.5, 1.0), SEEN),
-        (gradient.alive("fresh"), norms(1e-11, 1.0), NOT_SEEN),
         (gradient.alive("trained"), norms(1e-11, 1.0), SEEN),
         (gradient.alive("trained"), norms(1e-11, 1.0, learned=0.1), NOT_JUDGED),
-        (effective.less(effective.SOC), used(0.3, 0.9), SEEN),
         (effective.less(effective.SOC), used(0.9, 0.3), NOT_SEEN),
         (effective.less(effective.SOC), used(0.5, 0.55, spread=0.1), NOT_JUDGED),
-        (effective.below, used(1.0, 0.9), SEEN),
         (effective.below, used(1.1, 0.9), NOT_SEEN),
     ],
 )
-def test_rules(rule, measured, outcome):
+def test_rules_judge_made_up_results(rule, measured, outcome):
+    """The other outcomes of these rules are those of the stored results: see test_runner."""
     assert rule(Rows(measured)).outcome == outcome

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from experiments.draw import save
-from experiments.runner import DIVERGED, MODULES, Options, ensure, experiments, main, placed, state, work_of
+from experiments.runner import MODULES, Options, ensure, experiments, main, placed, state, work_of
 from experiments.scale import EVALUATION, SCALES, SMALL, cost, total
 from lipflow.report.published import CIFAR10
 from lipflow.train.record import Record
@@ -87,44 +87,30 @@ def test_the_paper_scale_has_the_published_runs():
 # The runner
 
 
-def begin(run):
-    run.folder.mkdir(parents=True, exist_ok=True)
-    Record(run, Plan.of(1), {}).write(run.folder)
-
-
-def test_ensure_resumes_an_interrupted_run_and_does_not_repeat_a_finished_one(smoke):
+@pytest.mark.parametrize("error", [NonFiniteLoss("the loss is nan"), Interrupted(2, 0, Path("r")), None], ids=str)
+def test_ensure_resumes_an_interrupted_run_and_repeats_no_other(error, smoke, monkeypatch):
     run, resumed = smoke.run("cpl-s", "cifar10"), []
 
     def train(run, resume):
         resumed.append(resume)
-        begin(run)
-        raise Interrupted(2, 0, run.folder)
+        run.folder.mkdir(parents=True, exist_ok=True)
+        Record(run, Plan.of(1), {}).write(run.folder)
+        if error is not None and not resume:
+            raise error
+        (run.folder / "model.safetensors").touch()
 
+    monkeypatch.setattr("lipflow.train.loop.train", train)
     assert state(run) == "to do"
-    with pytest.raises(Interrupted):
-        ensure(run, train)
-    assert state(run) == "interrupted"
-    ensure(run, lambda run, resume: resumed.append(resume))
-    (run.folder / "model.safetensors").touch()
-    ensure(run, train)
-    assert resumed == [False, True]
+    if isinstance(error, Interrupted):
+        with pytest.raises(Interrupted):
+            ensure(run)
+        assert state(run) == "interrupted"
+    for _ in range(2):
+        ensure(run)
+        assert state(run) == ("diverged" if isinstance(error, NonFiniteLoss) else "done")
+    assert resumed == ([False, True] if isinstance(error, Interrupted) else [False])
     with pytest.raises(ValueError, match=r"holds another run: --margin 9.0 \(the run has 0.7\)"):
         ensure(replace(run, recipe=run.recipe.vary(margin=9.0)))
-
-
-def test_ensure_records_that_a_run_diverged_and_does_not_repeat_it(smoke):
-    run, calls = smoke.run("cpl-s", "cifar10"), []
-
-    def train(run, resume):
-        calls.append(resume)
-        begin(run)
-        raise NonFiniteLoss("the loss is nan")
-
-    for _ in range(2):
-        ensure(run, train)
-        assert state(run) == "diverged"
-    assert calls == [False]
-    assert "nan" in (run.folder / DIVERGED).read_text()
 
 
 def test_list_trains_nothing(tmp_path, words, capsys):

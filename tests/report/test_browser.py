@@ -91,18 +91,6 @@ def certified(original, eps: float) -> str:
     return f"{((held['label'] == held['truth']) & (held['radius'] > eps)).mean():.2%}"
 
 
-def test_the_slider_sets_the_numbers(opened, original):
-    number = opened.locator(".readout .proved").first
-    assert number.inner_text() == certified(original, 0.1)  # the first ε of the table
-    seen = set()
-    for eps in (0.2, 0.35, 0.6):
-        value = choose(opened, eps)
-        assert opened.locator("#epsilon-value").inner_text() == f"{value:g}"
-        assert number.inner_text() == certified(original, value)
-        seen.add(number.inner_text())
-    assert len(seen) > 1
-
-
 def test_an_attack_bounds_the_accuracy_at_larger_radii(opened, original):
     outcome = json.loads((original / "attack.json").read_text())
     cell = opened.locator(".readout tr[data-of=part] .left").first
@@ -143,6 +131,7 @@ def test_radii_are_compared_exactly(opened, original):
 
 def test_the_keyboard_reaches_and_sets_everything(opened, original):
     slider, number = opened.locator("#epsilon"), opened.locator(".readout .proved").first
+    assert number.inner_text() == certified(original, 0.1)  # the first ε of the table
     slider.focus()
     before = float(slider.input_value())
     opened.keyboard.press("ArrowRight")
@@ -226,21 +215,15 @@ def test_the_paper_is_drawn_once_and_in_grey(visit, published):
     assert traces.count() == 0
 
 
-@pytest.mark.parametrize(("width", "table"), [(390, "#curves"), (1200, "#summary"), (1600, "#summary")])
-def test_tables_are_not_cut(visit, published, width, table):
+@pytest.mark.parametrize(("width", "table"), [(320, ""), (390, "#curves"), (768, ""), (1200, "#summary")])
+def test_the_page_fits_any_width(visit, published, width, table):
     """On a phone, certified, attacked and clean accuracy are seen together."""
     tab = visit(published, width)
-    assert tab.locator(f"{table} .scroll").evaluate("(b) => b.scrollWidth <= b.clientWidth")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    assert tab.locator("#epsilon-chart svg").bounding_box()["width"] <= width
+    assert tab.locator("#epsilon-chart g[data-run] path.line").first.get_attribute("d")
+    assert not table or tab.locator(f"{table} .scroll").evaluate("(b) => b.scrollWidth <= b.clientWidth")
     assert tab.locator(".readout .clean").first.is_visible()
-
-
-@pytest.mark.parametrize("width", [320, 390, 768, 1600])
-def test_the_page_fits_any_width(opened, width):
-    opened.set_viewport_size({"width": width, "height": 800})
-    opened.wait_for_timeout(100)
-    assert opened.evaluate("document.documentElement.scrollWidth") <= width
-    assert opened.locator("#epsilon-chart svg").bounding_box()["width"] <= width
-    assert opened.locator("#epsilon-chart g[data-run] path.line").first.get_attribute("d")
 
 
 def test_the_gallery_shows_differences(opened):

@@ -13,7 +13,7 @@ def report(*words: object) -> int:
     return cli.main(["report", *map(str, words)])
 
 
-def test_report(original, run, tmp_path, capsys):
+def test_report_writes_the_page_the_table_and_the_figures(original, run, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     (run / "attack.json").unlink()
     out, markdown, figures = (tmp_path / name for name in ("r.html", "r.md", "figures"))
@@ -42,7 +42,9 @@ def test_a_contradiction_has_exit_code_1(run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("", "give the folders"),
         ("RUN RUN", "two runs are called 'tiny'"),
+        ("RUN RUN --names a a", "two runs are called 'a'"),
         ("OUT", "OUT holds no run"),
         ("RUN OUT/nowhere", "there is no folder OUT/nowhere"),
         ("RUN OUT --names a b", "OUT holds no run"),
@@ -70,7 +72,7 @@ def test_a_mistake_is_answered_in_one_line_before_any_work(original, tmp_path, m
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_folders_without_a_run_are_passed_over(original, tmp_path, capsys):
+def test_folders_without_a_run_are_left_out(original, tmp_path, capsys):
     """As in `lipflow report runs/*`."""
     (tmp_path / "other").mkdir()
     (tmp_path / "notes.txt").touch()
@@ -78,7 +80,7 @@ def test_folders_without_a_run_are_passed_over(original, tmp_path, capsys):
     out, err = capsys.readouterr()
     assert "tiny: cpl-digits on digits" in out
     assert [line.split(":")[1] for line in err.splitlines()] == [
-        f" passed over {tmp_path / name}" for name in ("notes.txt", "other")
+        f" left out {tmp_path / name}" for name in ("notes.txt", "other")
     ]
 
 

@@ -48,7 +48,7 @@ def test_an_image_broken_in_a_ball_is_not_robust_in_a_larger_one(run):
 
 
 @pytest.mark.parametrize("kind", ["inside", "nearest"])
-def test_the_gallery_is_checked(run, kind):
+def test_contradictions_are_found_in_the_gallery(run, kind):
     with np.load(run / "attack.npz") as columns:
         index, found = columns["index"], columns["found"]
     held = rows(run)

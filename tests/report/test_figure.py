@@ -1,7 +1,6 @@
 """The figures, for runs in any state."""
 
 import json
-import sys
 
 import pytest
 
@@ -10,7 +9,7 @@ from lipflow.report.run_results import read
 from lipflow.report.table import summarise
 
 
-def test_save(run, tmp_path):
+def test_save_draws_what_the_runs_have_data_for(run, tmp_path):
     pytest.importorskip("matplotlib")
     whole = read(run, "_a$b$")
     (run / "certificate.json").unlink()
@@ -22,12 +21,6 @@ def test_save(run, tmp_path):
     (run / "log.jsonl").unlink()
     bare = [read(run, "nothing")]
     assert figure.save(bare, summarise(bare), tmp_path) == []
-
-
-def test_figures_need_matplotlib(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ValueError, match="pip install matplotlib"):
-        figure.require_matplotlib()
 
 
 def test_accuracy_is_exact_and_its_labels_say_what_is_drawn(run):

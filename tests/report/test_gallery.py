@@ -44,7 +44,7 @@ def test_radii_are_rounded_down_and_distances_up(run):
     assert text.count("at 0.300") >= 6
 
 
-def test_cards(run):
+def test_gallery_has_a_card_for_every_case(run):
     found = read(run, "tiny")
     text = gallery(found)
     assert text.count('class="card"') == text.count("the nearest adversarial image found") == 6

@@ -93,7 +93,7 @@ def test_strings_of_a_run_add_no_element_and_no_attribute(run):
     assert json.loads(elements.inline["script"][0])["runs"][0]["name"] == EVIL
 
 
-def test_runs_in_any_state(run):
+def test_the_page_shows_runs_in_any_state(run):
     whole = read(run, "whole")
     (run / "attack.json").unlink()
     certified = read(run, "certified")

@@ -44,11 +44,8 @@ def test_a_fixed_step_has_the_row_of_the_relaxed_network(h):
     assert "under PGD" in found.title
     assert (found.clean, found.at) == (RELAXED[h][0], (("36/255", RELAXED[h][1]),))
     assert reference(replace(CPL_S, model_args={"h": h}, data="cifar100")) is None
-
-
-@pytest.mark.parametrize("h", [0.5, [1.0], "1.0"])
-def test_any_other_fixed_step_has_no_row(h):
-    assert reference(replace(CPL_S, model_args={"h": h})) is None
+    for other in (0.5, [1.0], "1.0"):
+        assert reference(replace(CPL_S, model_args={"h": other})) is None
 
 
 def test_tables_are_complete_and_consistent():

@@ -20,7 +20,7 @@ from lipflow.train.recipe import Recipe
 from lipflow.train.schedule import Linear, Plan
 from lipflow.train.writer import State
 from tests.processes import torchrun
-from tests.train.clock import Clock, Ticking
+from tests.train.clock import Clock
 from tests.train.tiny import before_call, digest, fail, log, tiny
 
 # Durations
@@ -157,7 +157,7 @@ def test_the_first_decision_includes_validations(tmp_path, monkeypatch, clock, v
 
 @pytest.fixture
 def ticking(monkeypatch):
-    clock = Ticking(0.005)
+    clock = Clock(0.005)
     for module in (budget_module, loop_module):
         monkeypatch.setattr(module, "time", clock)
     return clock

@@ -1,7 +1,6 @@
 """Several processes: the loss curve of one, the same arguments on each, and no threads left at the end."""
 
 import json
-import os
 import signal
 import sys
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 from lipflow.train import train
-from lipflow.train.distributed import Ranks, choose_device, join
+from lipflow.train.distributed import choose_device
 from tests.processes import torchrun
 from tests.train.tiny import SGD, digest, log, tiny
 
@@ -83,23 +82,7 @@ def test_an_error_within_a_collective_ends_all_processes(tmp_path):
     assert "exitcode  : 2 " in output  # of the first process: it ended by itself
 
 
-def test_require_same_names_the_parts_that_differ(monkeypatch):
-    ranks = Ranks(0, 2, torch.device("cpu"))
-    monkeypatch.setattr(Ranks, "gather", lambda self, parts: [*parts, {"flags": "a", "images": "b"}])
-    ranks.require_same(flags="a", images="b")
-    with pytest.raises(ValueError, match="the same flags and images;"):
-        ranks.require_same(flags="b", images="a")
-
-
-def test_one_process_needs_no_group():
-    with join("cpu") as ranks:
-        assert ranks == Ranks(0, 1, torch.device("cpu"))
-        assert (ranks.sum([1.5, 2]), ranks.agree(7), ranks.in_turn(lambda: "data")) == ([1.5, 2], 7, "data")
-        assert not torch.distributed.is_initialized()
-    assert "MASTER_ADDR" not in os.environ
-
-
-def test_choose_device():
+def test_choose_device_needs_an_existing_device():
     assert choose_device("cpu") == torch.device("cpu")
     if not torch.cuda.is_available():
         assert choose_device("auto") == torch.device("cpu")

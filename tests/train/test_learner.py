@@ -1,7 +1,6 @@
 """A training step: its gradients, its rates and its optimiser, compared with a plain loop."""
 
 from dataclasses import asdict, replace
-from itertools import islice
 
 import pytest
 import torch
@@ -35,17 +34,18 @@ def make_learner(run: Run) -> Learner:
 def test_training_is_a_plain_loop(tmp_path, changes):
     """The weights are those of ten lines of PyTorch that use every number of the recipe."""
     run = tiny(tmp_path, epochs=2, images=50, batch_size=20, **{"crop_padding": 1, "flip": True, **changes})
+    run = replace(run, seed=3)
     weights, recipe = train(run).network.state_dict(), run.recipe
     data = load("digits", validation=1447)
-    torch.manual_seed(0)
+    torch.manual_seed(3)
     std = {"std": list(data.std)} if recipe.normalize == "mean-std" else {}
     network = lipflow.build("cpl-digits", mean=list(data.mean), lln=True, **std, **ARGS)
     kind = torch.optim.SGD if isinstance(recipe.optimiser, SGD) else torch.optim.Adam
     optimiser = kind(network.parameters(), **asdict(recipe.optimiser))
     augmentation = dict(pad=recipe.crop_padding, mode=recipe.padding_mode, flip=recipe.flip, erase=recipe.cutout)
     for step in range(6):
-        batch = list(lipflow.data.batches(50, 20, 0, step // 3))[step % 3]
-        images = lipflow.data.augment(data.train.images[batch], batch, 0, step // 3, **augmentation)
+        batch = list(lipflow.data.batches(50, 20, 3, step // 3))[step % 3]
+        images = lipflow.data.augment(data.train.images[batch], batch, 3, step // 3, **augmentation)
         logits, labels = network(lipflow.data.to_unit(images)), data.train.labels[batch]
         optimiser.zero_grad()
         torch.nn.functional.multi_margin_loss(logits, labels, margin=recipe.loss.margin).backward()
@@ -88,12 +88,3 @@ def test_weight_decay_does_not_apply_to_angles():
     network = torch.nn.Sequential(torch.nn.Linear(4, 4), lipflow.blocks.Householder(4))
     decay = {id(p): g["weight_decay"] for g in make_optimiser(network, SOC.optimiser).param_groups for p in g["params"]}
     assert [decay[id(p)] for p in network.parameters()] == [5e-4, 5e-4, 0]
-
-
-def test_visits_can_start_at_any_step(tmp_path):
-    learner = make_learner(tiny(tmp_path, images=100, batch_size=30))
-    visits = list(islice(learner.visits(0), 11))
-    assert [(step, epoch) for step, epoch, _ in visits] == [(t, t // 4) for t in range(11)]
-    for start in range(12):
-        part = list(islice(learner.visits(start), 11 - start))
-        assert all(torch.equal(a[2], b[2]) for a, b in zip(part, visits[start:], strict=True))

@@ -7,10 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from lipflow.train import loop as loop_module
 from lipflow.train import train
 from lipflow.train.learner import Learner
-from lipflow.train.signals import Interrupted
 from tests.processes import TIMEOUT_SECONDS, lipflow, start
 from tests.train.tiny import ARGS, FLAGS, before_call, digest, fail, log, tiny
 
@@ -51,7 +49,7 @@ def assert_same(folder, whole):
     assert untimed(folder) == untimed(whole)
 
 
-def test_killed_processes(tmp_path):
+def test_a_run_of_killed_processes_has_the_same_bits(tmp_path):
     """SIGKILL before there is a checkpoint, during steps and during writing; SIGTERM; SIGINT; a damaged file."""
     whole, folder = tmp_path / "whole", tmp_path / "run"
     flags = ["--epochs", str(EPOCHS), "--batch-size", "64", *FLAGS]
@@ -93,7 +91,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("model", "args", "optimiser"), CASES)
-def test_a_crash_after_every_step(model, args, optimiser, tmp_path, monkeypatch):
+def test_a_crash_after_every_step_changes_no_bit(model, args, optimiser, tmp_path, monkeypatch):
     """A checkpoint each step, a crash after each step, at the ends of epochs and within."""
     recipe = dict(epochs=2, images=50, optimiser=optimiser, weight_decay=1e-3, loss="certificate", lln=False)
     whole = replace(tiny(tmp_path / "whole", **recipe), model=model, model_args=args)
@@ -106,14 +104,3 @@ def test_a_crash_after_every_step(model, args, optimiser, tmp_path, monkeypatch)
                 train(run, resume=crashes > 0)
     train(run, resume=True)
     assert_same(tmp_path / "run", tmp_path / "whole")
-
-
-def test_a_signal_during_the_last_validation_stops_the_run(tmp_path, monkeypatch):
-    before_call(monkeypatch, loop_module, "estimate", 1, lambda: signal.raise_signal(signal.SIGINT))
-    run = tiny(tmp_path, epochs=1)
-    with pytest.raises(Interrupted):
-        train(run)
-    assert not (tmp_path / "model.safetensors").exists()
-    train(run, resume=True)
-    assert (tmp_path / "model.safetensors").exists()
-    assert len(log(tmp_path, "step")) == 3

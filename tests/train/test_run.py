@@ -12,16 +12,9 @@ from lipflow.train.run import CHANGEABLE, differences
 
 @pytest.mark.parametrize("model", RECIPES)
 def test_from_json_is_the_inverse_of_to_json(model):
-    arguments = {"depth": 3, "mean": [0.5, 0.1, 0.2], "sigma": "tanh"}
+    arguments = {"depth": 3, "mean": (0.5, 0.1, 0.2), "sigma": "tanh"}
     run = replace(Run.of(model, "cifar100", "1h30m"), model_args=arguments, out=Path("a/b"), validation_images=7)
     assert Run.from_json(json.loads(json.dumps(run.to_json()))) == run
-
-
-def test_to_json_is_nested():
-    recipe = Run.of("cpl-fast", "cifar10").to_json()["recipe"]
-    assert recipe["optimiser"] == {"type": "adam", "lr": 0.01, "weight_decay": 0.0}
-    assert recipe["loss"] == {"type": "offset-cross-entropy", "offset": 0.35, "temperature": 0.25}
-    assert recipe["epochs"] == 40
 
 
 @pytest.mark.parametrize(
@@ -48,13 +41,9 @@ def test_to_json_is_nested():
         ({"seed": -(2**63) - 1}, "--seed is an integer of 64 bits"),
     ],
 )
-def test_bad_values_are_refused(change, words):
+def test_from_json_refuses_bad_values(change, words):
     with pytest.raises(ValueError, match=words):
         Run.from_json({**Run().to_json(), **change})
-
-
-def test_tuples_are_stored_as_lists():
-    assert Run(model_args={"depth": (3, 4)}).model_args == {"depth": [3, 4]}
 
 
 def test_differences_are_flags_that_change_the_result():
@@ -70,7 +59,3 @@ def test_differences_are_flags_that_change_the_result():
     ]:
         assert list(map(str, differences(run, other))) == flags
     assert set(CHANGEABLE) < {field.name for field in fields(Run)}
-
-
-def test_the_defaults_are_the_recipe_of_the_default_model():
-    assert Run() == Run.of(Run.model, Run.data)

@@ -18,7 +18,7 @@ from lipflow.train.schedule import Constant, Exponential, Linear, MultiStep, Pla
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_factors(schedule, points):
+def test_factors_of_the_schedules(schedule, points):
     for progress, factor in points:
         assert schedule.factor(progress, epochs=3) == pytest.approx(factor, abs=1e-12)
 

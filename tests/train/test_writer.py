@@ -50,12 +50,6 @@ def test_the_best_network_is_the_latest_with_the_best_score_on_validation_images
     assert all(len(split) == 1437 and not (split.images[0] == test).flatten(1).all(1).any() for split in splits)
 
 
-def test_certifying_prints_its_progress(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("lipflow.train.writer.SECONDS_BETWEEN_LINES", 0.0)
-    train(tiny(tmp_path, epochs=1))
-    assert "certifying 250/1437 images" in capsys.readouterr().out
-
-
 def test_a_terminal_has_a_progress_bar(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the output for a terminal
     train(tiny(tmp_path, epochs=1))

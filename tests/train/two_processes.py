@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lipflow.train import Result, budget, loop, train
-from tests.train.clock import Ticking
+from tests.train.clock import Clock
 from tests.train.tiny import SGD, tiny
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -35,7 +35,7 @@ def apart(folder: Path) -> object:
 
 def on_budget(folder: Path) -> object:
     """Each rank with a clock of its own: that of the second is three times as fast."""
-    budget.time = loop.time = Ticking(0.005 * (1 + 2 * RANK))  # pyright: ignore[reportAttributeAccessIssue]
+    budget.time = loop.time = Clock(0.005 * (1 + 2 * RANK))  # pyright: ignore[reportAttributeAccessIssue]
     return weights(train(replace(tiny(folder, images=1197, batch_size=100), budget="3s", certify_validation=0)))
 
 

@@ -92,7 +92,7 @@ def _with_runs(folders: tuple[Path, ...]) -> tuple[Path, ...]:
         return folders
     for folder in folders:
         if folder not in runs:
-            print(f"lipflow: passed over {folder}: it holds no run.json", file=sys.stderr)
+            print(f"lipflow: left out {folder}: it holds no run.json", file=sys.stderr)
     return runs
 
 

@@ -94,9 +94,9 @@ def defaults(words: Sequence[str]) -> Train:
 def _require_both(model: str | None, data: str | None) -> None:
     """Raise for --model without --data and for --data without --model: the default of the other is rarely wanted."""
     if data is None and model not in (None, Run.model):
-        raise ValueError(f"--model {model} needs --data, such as --data cifar10; without it, it would be {Run.data}")
+        raise ValueError(f"--model {model} needs --data, such as --data cifar10; the default is {Run.data}")
     if model is None and data not in (None, Run.data):
-        raise ValueError(f"--data {data} needs --model, such as --model cpl-fast; without it, it would be {Run.model}")
+        raise ValueError(f"--data {data} needs --model, such as --model cpl-fast; the default is {Run.model}")
 
 
 def train(arguments: Train) -> int:

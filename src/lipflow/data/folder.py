@@ -5,8 +5,8 @@
 
 Without test/, val/ is the test split (as papers do with ImageNet's) and validation is held out of train/; without
 val/ likewise. A tenth of each class, and at least one image, is held out. Classes are numbered in the alphabetical
-order of their folders. Test and validation images are shuffled, always in the same way, so that a first part of them
-has all classes. Hidden files and files without an image suffix are skipped. Other faults are errors that name the file.
+order of their folders. Test and validation images are shuffled, always in the same way, so that the first n have images
+of all classes. Hidden files and files without an image suffix are skipped. Other faults are errors that name the file.
 """
 
 from __future__ import annotations

@@ -6,10 +6,11 @@ Each is the folder of a finished run, with weights rounded to bfloat16. What is 
 import difflib
 import filecmp
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Literal
-from uuid import uuid4
 
+from lipflow.files import write_atomic
 from lipflow.models import Network
 from lipflow.models.file import read
 from lipflow.train.record import FINAL, network_file
@@ -47,25 +48,17 @@ def _found(run: Path) -> Path:
 def folder_of(run: Path) -> Path:
     """Return the folder of a run, by path or by name in runs/; a pretrained network is first copied to runs/.
 
-    The copy is renamed when it is complete, so several processes may copy at the same time. Raise if another run is in
-    its place.
+    Several processes may copy at the same time. Raise if another run is in its place.
     """
     if run.exists() or str(run) not in NAMES:
         return _found(run)
     folder = Path("runs") / run
-    if not folder.exists():
-        beside = folder.with_name(f".{run}-{uuid4().hex}")
-        beside.mkdir(parents=True)
-        try:
-            for name in FILES:
-                shutil.copyfile(_HERE / run / name, beside / name)
-            beside.rename(folder)
-            print(f"copied the pretrained network {run} to {folder}")
-        except OSError:
-            shutil.rmtree(beside)
-            if not folder.exists():  # otherwise another process has copied it
-                raise
-    same = all((folder / n).is_file() and filecmp.cmp(folder / n, _HERE / run / n, shallow=False) for n in FILES)
-    if not same:
+    missing = [name for name in FILES if not (folder / name).exists()]
+    if not all(filecmp.cmp(folder / n, _HERE / run / n, shallow=False) for n in FILES if n not in missing):
         raise ValueError(f"{folder} is not the pretrained network {run}; give its path as ./{folder}, or move it")
+    for name in missing:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / name, partial(shutil.copyfile, _HERE / run / name))
+    if missing:
+        print(f"copied the pretrained network {run} to {folder}")
     return folder

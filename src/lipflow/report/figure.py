@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The colours of the page, in the same order: they differ for colour-blind readers too, and the marks without colour.
+# The colours of the page, in the same order. Colour-blind readers can tell them apart; the marks differ without colour.
 COLOURS = ("#0b63a5", "#c2500a", "#00805e", "#a2478a", "#8d6a00", "#3b8fc4", "#55585e", "#7d2244")
 MARKS = "osD^"
 GREY = "#8a8d92"  # for the paper's networks

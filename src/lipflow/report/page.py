@@ -180,7 +180,7 @@ def _curves(runs: Sequence[RunResults], summary: Summary) -> str:
     reach = epsilon_reach(runs, summary.epsilons)
     marks = "".join(f'<button type="button">{escape(eps)}</button>' for eps in summary.epsilons)
     rows = "".join(_readout(i, run) for i, run in enumerate(runs))
-    part = " Certified curves are of all images; the table below holds an attack on some against the same images."
+    part = " Certified curves are of all images; the table also compares an attack on some with the same images."
     return f"""<p>Choose an ε with the slider, the buttons, or a click on the chart. An attack at a smaller ε bounds the
 accuracy from above (≤).{part if any(run.part for run in runs) else ""}</p>
 {_choice(runs)}{_kinds(runs, summary)}

@@ -43,7 +43,7 @@ def epsilon_reach(runs: Sequence[RunResults], epsilons: Sequence[str]) -> float:
 
 
 def histogram(certificate: CertificateFile, reach: float) -> tuple[np.ndarray, np.ndarray]:
-    """Count images with a right and with a wrong label in BINS bins of radius; the last has all above `reach` too."""
+    """Count images with a right and with a wrong label in BINS bins of radius; the last one includes larger radii."""
     column = np.minimum(np.minimum(certificate.radius, reach) / reach * BINS, BINS - 1).astype(int)
     right, wrong = (np.bincount(column[flags], minlength=BINS) for flags in (certificate.right, ~certificate.right))
     return right, wrong
@@ -58,7 +58,7 @@ def attacked(run: RunResults) -> list[tuple[str, float, float]]:
 
 
 def paper(runs: Sequence[RunResults]) -> list[tuple[str, list[tuple[str, float, float]]]]:
-    """Return the title and the same points of each network of the paper that the runs have the name of."""
+    """Return the title and the same points of each network of the paper that has the name of a run's model."""
     found = []
     for row in references([run.record.run for run in runs]):
         points = [(eps, float(parse_radius(eps)), value / 100) for eps, value in row.at]

@@ -49,7 +49,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Summary:
-    """All runs at the same ε, and the networks of the paper that they have the names of."""
+    """All runs at the same ε, and the paper's networks with the same names."""
 
     epsilons: tuple[str, ...]
     entries: tuple[Entry, ...]

@@ -66,7 +66,7 @@ def certify_split(
     split: Split,
     radii: Sequence[str],
     ranks: Ranks,
-    through: Callable[[Sequence[Tensor]], Iterable[Tensor]] = iter,
+    through: Callable[[Sequence[Tensor]], Iterable[Tensor]],
 ) -> Accuracy:
     """Freeze a network and certify a split; each rank certifies its share.
 

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from lipflow.blocks import Householder
 from lipflow.data import Dataset, Split, augment, batches, steps_per_epoch, to_unit
 from lipflow.flows import Weight
-from lipflow.losses import CertificateRegularisation, Loss
+from lipflow.losses import CertificateRegularisation
 from lipflow.models import Network, build
 from lipflow.train.distributed import Ranks
 from lipflow.train.evaluate import input_lipschitz
@@ -36,13 +36,6 @@ def make_network(run: Run, data: Dataset) -> Network:
         torch.manual_seed(run.seed)
         arguments = {**normalize[run.recipe.normalize], "lln": run.recipe.lln, **run.model_args}
         return build(run.model, data.classes, data.shape, **arguments)
-
-
-def make_loss(loss: Loss, network: Network) -> Loss:
-    """The loss of a recipe for a network: the radii in `certificate` are measured at the input."""
-    if isinstance(loss, CertificateRegularisation):
-        return replace(loss, lipschitz=input_lipschitz(network))
-    return loss
 
 
 def make_optimiser(network: nn.Module, chosen: Adam | SGD) -> Optimizer:
@@ -106,7 +99,9 @@ class Learner:
         self.run, self.split, self.ranks = run, split, ranks
         self._augmented(torch.zeros(1, dtype=torch.int64), 0)  # raises if the recipe does not fit the images
         self.network.recompute_activations(run.recompute_activations)
-        self.loss = make_loss(run.recipe.loss, network)
+        self.loss = run.recipe.loss
+        if isinstance(self.loss, CertificateRegularisation):  # its radii are measured at the input
+            self.loss = replace(self.loss, lipschitz=input_lipschitz(network))
         self.parallel = ranks.wrap(network)
         self.optimiser = make_optimiser(network, run.recipe.optimiser)
 
@@ -167,7 +162,7 @@ class Learner:
         }
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Restore a state from `tensors`. It is copied, so that memory is aligned as that of computed tensors."""
+        """Restore a state. The tensors are copied, so that their memory is aligned like that of computed tensors."""
 
         def of(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): v.clone() for k, v in tensors.items() if k.startswith(prefix)}

@@ -67,7 +67,8 @@ def train(run: Run, resume: bool = False) -> Result:
             record = stored
         with _lock(folder) if ranks.first else nullcontext():
             if ranks.first:
-                _require_unchanged(run, stored)  # since the folder was read, which may be minutes ago
+                if stored is None:
+                    _require_new(folder)  # another process may have trained in it since the first look
                 record.write(folder)
             return _run(record, learner, data, budget, began)
 
@@ -188,14 +189,6 @@ def _require_new(folder: Path) -> None:
         raise ValueError(f"{folder} holds a run already; add --resume to continue it, or give another --out")
     if begun:
         raise ValueError(f"{folder} holds {begun[0]} of a run without its run.json; give another --out")
-
-
-def _require_unchanged(run: Run, stored: Record | None) -> None:
-    """Raise if another process has changed the folder since it was read."""
-    if stored is None:
-        _require_new(run.folder)
-    elif (run.folder / FINAL).is_file() or _stored(run) != stored:
-        raise ValueError(f"another process has just trained in {run.folder}; run the command again")
 
 
 def _require_same_images(stored: Record, data: Dataset) -> None:

@@ -68,7 +68,7 @@ class Recipe:
     epochs: int = 200
     """Passes over the training images (unless --budget sets the number of steps)."""
     batch_size: int = 256
-    """Images a step, over all processes."""
+    """Images per step, over all processes."""
     crop_padding: int = 4
     """Augmentation: crops are shifted by up to this number of pixels."""
     padding_mode: Literal["reflect", "zeros"] = "reflect"
@@ -78,7 +78,7 @@ class Recipe:
     cutout: int = 0
     """Augmentation: set a random square with sides of this number of pixels to the image's mean colour."""
     normalize: Literal["mean", "mean-std", "model"] = "mean"
-    """The input: less the training mean, also divided by std (then L = 1/min std), or as the model has it."""
+    """Normalization of the input: subtract the mean, also divide by std (then L = 1/min std), or that of the model."""
     lln: bool = False
     """Last-layer normalization: unit rows and a bias instead of truncation."""
     radii: tuple[str, ...] = ("36/255", "72/255", "108/255")

@@ -63,7 +63,7 @@ class Run:
     out: Path | None = None
     """The folder of the run (None: runs/MODEL-DATA-SEED)."""
     seed: int = 0
-    """Of the initial weights, the order of images and their augmentation."""
+    """Seed of the initial weights, the order of images and their augmentation."""
     device: str = "auto"
     """cpu, cuda, cuda:1, … ; auto takes a GPU if there is one."""
     budget: str | None = None

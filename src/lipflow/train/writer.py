@@ -217,14 +217,9 @@ def with_progress(
         yield part
         done += len(part)
         if (now := time.monotonic()) - last >= seconds and done < total:
-            say(images_pace(verb, done, total, now - began))
+            rate = done / max(now - began, 1e-9)
+            say(f"{verb} {done}/{total} images  {rate:.3g} images/s  {format_duration((total - done) / rate)} left")
             last = now
-
-
-def images_pace(verb: str, done: int, total: int, seconds: float) -> str:
-    """A line such as: attacking 200/1000 images  12.3 images/s  1m05s left."""
-    rate = done / max(seconds, 1e-9)
-    return f"{verb} {done}/{total} images  {rate:.3g} images/s  {format_duration((total - done) / rate)} left"
 
 
 # Messages
