@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from lipflow.fast.descent import shift
+from lipflow.fast.descent import shift, two_over
 from lipflow.flows.cache import Cache
 from lipflow.flows.scale import Scale
 from lipflow.flows.weight import ConvWeight, Weight, new_bias
@@ -42,6 +42,10 @@ class Convex(nn.Module, ABC):
     def parts(self, x: Tensor) -> Parts | None:
         """W, b and σ on inputs like x, if ∇f(x) = Wᵀσ(Wx + b): then a step can run in certified arithmetic."""
         return None
+
+    def step_size(self, shape: Shape | None) -> Tensor:
+        """h = 2/ℓ̂."""
+        return two_over(self.smoothness_estimate(shape))
 
     def forward(self, x: Tensor) -> Tensor:
         """F(x) = -∇f(x)."""

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from lipflow import primitives
-from lipflow.fast.descent import two_over
 from lipflow.flows.field import Convex, ConvexPlusSkew, Field, Skew
 from lipflow.flows.proximal import proximal_step
 from lipflow.flows.resolvent import resolvent_step
@@ -80,9 +79,7 @@ class ExplicitEuler(Step):
 
     def size(self, field: Field, x: Tensor) -> Tensor | float:
         """h, or 2/ℓ̂ if h is None."""
-        if self.h is not None:
-            return self.h
-        return two_over(cast(Convex, field).smoothness_estimate(tuple(x.shape[1:])))
+        return cast(Convex, field).step_size(tuple(x.shape[1:])) if self.h is None else self.h
 
     @torch.no_grad()
     def lower(self, field: Field, x: Node) -> Node:
