@@ -113,7 +113,7 @@ class Writer:
 class Log:
     """log.jsonl from byte `position` on; what a killed process wrote after its last checkpoint is cut off."""
 
-    def __init__(self, folder: Path, position: int = 0, step: int = 0) -> None:
+    def __init__(self, folder: Path, position: int, step: int) -> None:
         self._file = (folder / "log.jsonl").open("ab")
         self._file.truncate(min(position, self._file.tell()))
         self._file.seek(0, os.SEEK_END)
