@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrize, prune
 from torch.optim.swa_utils import AveragedModel
 
 import lipflow
-from lipflow.flows import ConvWeight, Flow, Skew, SpectralScale
+from lipflow.flows import ConvWeight, Flow, Skew, SpectralScale, Weight
 from lipflow.flows.cache import Cache
 
 
@@ -108,17 +108,29 @@ def fused_steps(layer):
     return layer
 
 
-def averaged(layer):
-    average = AveragedModel(layer.train())
+def average_before_evaluation(layer, training=True):
+    average = AveragedModel(layer.train()).train(training)
     average.update_parameters(write_data(layer))
     return average.module.eval()
+
+
+def average_in_evaluation(layer):
+    return average_before_evaluation(layer, training=False)
 
 
 def pickled(layer):
     return write_data(pickle.loads(pickle.dumps(layer)))
 
 
-CHANGES = [write_data, load, load_assigned, fused_steps, averaged, pickled]
+CHANGES = [
+    write_data,
+    load,
+    load_assigned,
+    fused_steps,
+    average_before_evaluation,
+    average_in_evaluation,
+    pickled,
+]
 
 
 def require_right_step(layer: nn.Module, x: torch.Tensor) -> None:
@@ -136,6 +148,16 @@ def test_no_value_is_stale(name, change):
     assert not torch.equal(before, require_fresh(layer, x))
     if name.startswith("cpl"):
         require_right_step(layer, x)
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if name.startswith("cpl")])
+def test_no_step_of_a_pruned_layer_is_stale(name):
+    layer, x = make(name)
+    for module in list(layer.modules()):
+        if isinstance(module, Weight):
+            prune.l1_unstructured(module, "weight", amount=0.6)
+    layer(x)
+    require_right_step(layer, x)
 
 
 @every_layer
@@ -284,6 +306,17 @@ def test_caches_are_not_saved_and_copies_are_independent(name):
     write_data(twin)
     require_fresh(twin, x)
     require_fresh(layer, x)
+
+
+def test_evaluation_changes_no_buffer_and_gradients_flow_through_the_step():
+    layer = lipflow.cpl_dense(6, 9).double().eval()
+    before, x = layer.field.weight.u.clone(), torch.randn(2, 6, dtype=torch.float64)
+
+    def of_weight(w):
+        return torch.func.functional_call(layer, {"field.weight.weight": w}, (x,))
+
+    assert torch.autograd.gradcheck(of_weight, layer.field.weight.weight)
+    assert torch.equal(layer.field.weight.u, before)
 
 
 @pytest.mark.parametrize("make_layer", [lipflow.cayley_dense, lipflow.cpl_dense])
