@@ -211,7 +211,7 @@ def copied(good, tmp_path):
     return tmp_path / "copy"
 
 
-def test_the_command(good, tmp_path, capsys):
+def test_main_returns_0_for_true_certificates_and_says_why_others_are_rejected(good, tmp_path, capsys):
     for arguments, code, words in (
         (
             [str(good)],

@@ -57,22 +57,12 @@ ATTACKS: dict[str, Attack] = {
     "autoattack": autoattack,
 }
 
-# AutoAttack computes in float32 and takes no scores of another dtype.
-NETWORKS = {
-    "live": lambda trained: (trained.live, torch.float32),
-    "frozen": lambda trained: (trained.frozen.module(), torch.float64),
-    "frozen, scores in float32": lambda trained: (SameDtype(trained.frozen), torch.float32),
-}
-CASES = [
-    (attack, network)
-    for attack in ATTACKS
-    for network in (("live", "frozen, scores in float32") if attack == "autoattack" else ("live", "frozen"))
-]
 
-
-@pytest.mark.parametrize(("attack", "network"), CASES)
+@pytest.mark.parametrize("network", ["live", "frozen"])
+@pytest.mark.parametrize("attack", ATTACKS)
 def test_a_client_breaks_uncertified_images_only(attack, network, trained):
-    model, dtype = NETWORKS[network](trained)
+    model = trained.live if network == "live" else SameDtype(trained.frozen.module())
+    dtype = torch.float32 if network == "live" or attack == "autoattack" else torch.float64  # AutoAttack needs float32
     x = trained.x[:COUNT].to(dtype)
     certificates = lipflow.certify(trained.frozen, x)
     said, radius = certificates.label, certificates.radius

@@ -399,9 +399,9 @@ def test_radii_of_forged_scores_within_the_tolerance_are_sound(tmp_path):
     certificate_file.save(tmp_path, frozen, forged, x, forged.label)
     check.check(tmp_path, full=True)
     margin = Fraction(honest[best].item()) - Fraction(honest[next_].item())
-    room = margin - Fraction(forged.radius.item()) * Fraction(frozen.pair_bounds[best, next_].item())
-    assert room > 0
-    assert room**2 >= 8 * Fraction(frozen.rounding) ** 2
+    rest = margin - Fraction(forged.radius.item()) * Fraction(frozen.pair_bounds[best, next_].item())
+    assert rest > 0
+    assert rest**2 >= 8 * Fraction(frozen.rounding) ** 2
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-100, 1e-154, 1e-165, 1e-200, 1e-300, 1e150, 1e250])

@@ -28,7 +28,7 @@ Model = Callable[[Tensor], Tensor]
 Radius = Fraction | float | str | Tensor  # one for all images, or a tensor with one per image  # (n,)
 
 _ATTACK = 4  # the key of these random numbers: Note [counter-based randomness]
-BISECTIONS = 30  # by `nearest`
+BISECTIONS = 30  # of the segment from an image to the adversarial image that `nearest` found
 
 
 @dataclass(frozen=True)
