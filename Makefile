@@ -7,15 +7,15 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check
 STAMP   := $(VENV)/.installed
 
-# Matplotlib draws to files; pyright looks up no newer release of itself; mkdocs-material advertises no other program.
+# Matplotlib draws to files. Pyright does not look for newer releases of itself. mkdocs-material prints no advertisement.
 export MPLBACKEND := Agg
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
-# One thread a worker: the workers share the cores, and threads on top of them only fight.
+# One thread per worker: the workers share the cores, and more threads make all of them slower.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-# The attack libraries and the documentation tools are installed, so no test of them may be skipped.
+# The attack libraries and the documentation tools are installed, so tests that need them must not be skipped.
 INSIST := LIPFLOW_CLIENTS=1 LIPFLOW_DOCS=1
 
 .DEFAULT_GOAL := help
@@ -28,14 +28,14 @@ venv: $(STAMP)  ## Create .venv and install lipflow with its tools (repeated whe
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
-	    echo "lipflow needs Python 3.10 or later, and $(PYTHON) is older; say make PYTHON=python3.12"; exit 1; }
+	    echo "lipflow needs Python 3.10 or later, and $(PYTHON) is older; use make PYTHON=python3.12"; exit 1; }
 	@test -x $(BIN)/python || { echo "==> creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "==> installing lipflow and its tools into $(VENV) (a minute or two the first time)"
 	@$(PIP) install -qq -c constraints.txt -e '.[dev,attack,docs]'
-	@$(PIP) install -qq -c constraints.txt --no-deps torchattacks  # it would bring torchvision, and never imports it
+	@$(PIP) install -qq -c constraints.txt --no-deps torchattacks  # it requires torchvision but does not import it
 	@touch $@
 
-test: lint  ## Everything that must hold before a commit: lint, types and tests
+test: lint  ## Run everything that must pass before a commit: style, types and tests
 	@echo "==> pytest"
 	@$(ONE_THREAD) $(INSIST) $(BIN)/pytest -n $(WORKERS)
 
@@ -51,11 +51,11 @@ format: venv  ## Rewrite the code in our format and apply safe fixes
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
-demo: venv  ## See it work: a small network, its certificates and a page to read
+demo: venv  ## Train, certify, check and attack a small network, and write a report
 	@echo "==> lipflow demo"
 	@$(BIN)/lipflow demo
 
-campaign: venv  ## The long randomised searches and training runs (may take hours)
+campaign: venv  ## Run the long randomised searches and the mutants (may take hours)
 	@echo "==> pytest -m campaign"
 	@$(ONE_THREAD) $(INSIST) $(BIN)/pytest -s -m campaign
 
@@ -65,14 +65,14 @@ bench: venv  ## Run every benchmark, one after another
 	  echo "==> $$file"; $(BIN)/python "$$file" || exit 1; \
 	done
 
-experiments: venv  ## The paper's experiments at small scale, resumable (three and a half hours on two cores)
+experiments: venv  ## Run the paper's experiments at small scale, resumable (three and a half hours on two cores)
 	@echo "==> python -m experiments --scale small --jobs 2"
 	@$(BIN)/python -m experiments --scale small --jobs 2
 
 docs: venv  ## Build the documentation into site/
 	@echo "==> mkdocs build"
 	@$(BIN)/mkdocs build --strict --quiet --site-dir site
-	@echo "site/index.html is the start; for its search, serve it: python3 -m http.server --directory site"
+	@echo "open site/index.html; for the search, serve it: python3 -m http.server --directory site"
 
 clean:  ## Remove caches and build products (keeps .venv, data and runs)
 	@rm -rf build dist site .pytest_cache .ruff_cache .hypothesis
