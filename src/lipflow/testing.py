@@ -69,7 +69,7 @@ def pairs_never_stretched(layer: nn.Module, shape: Shape) -> None:
         x, y = x.detach().requires_grad_(), y.detach().requires_grad_()
         apart, images = (x - y).flatten(1).norm(dim=1), (layer(x) - layer(y)).flatten(1).norm(dim=1)
         allowed = bound.lipschitz * apart * (1 + ROUNDING) + 2 * bound.tolerance
-        assert bool((images <= allowed).all()), f"stretched by {float((images / apart).max())}, above {bound}"
+        assert bool((images <= allowed).all()), f"stretched by {(images / apart).max().item()}, above {bound}"
         gx, gy = torch.autograd.grad((images / apart).sum(), (x, y))
         with torch.no_grad():
             gx, gy = (g / _norms(g).clamp_min(1e-300) for g in (gx, gy))
