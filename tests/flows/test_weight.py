@@ -113,6 +113,8 @@ def test_a_layer_with_nan_weights_has_no_bound():
         layer.field.weight.weight[0, 0] = float("nan")
     with pytest.raises(ValueError, match="NaN or infinite weights"):
         lipflow.lipschitz_bound(layer, (3,))
+    with pytest.raises(ValueError, match=r"^in 1: the step 2/‖W‖² is nan"):
+        lipflow.lipschitz_bound(torch.nn.Sequential(lipflow.cpl_dense(3, 4), layer), (3,))
 
 
 @pytest.mark.parametrize(

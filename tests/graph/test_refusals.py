@@ -15,7 +15,9 @@ import lipflow
 from lipflow import LoweringError, blocks
 from lipflow.flows import ConvexPotential, DenseWeight, Flow, Skew
 from lipflow.graph import lower
+from lipflow.node import Node
 from lipflow.operators import DenseOperator
+from lipflow.primitives import Descent
 from tests.graph.test_lower import SOMETHING_ELSE, Calls, Halved, declared
 from tests.graph.test_rules import IMAGES, constant
 
@@ -146,6 +148,35 @@ def test_errors_name_the_module_and_the_line_of_the_user():
     found = re.search(r"mul \(in 1\.0; test_refusals\.py, line (\d+)\): a product", str(error.value))
     assert found is not None
     assert Path(__file__).read_text(encoding="utf-8").splitlines()[int(found[1]) - 1].strip() == "return x * x"
+
+
+class UsesAFlow(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = lipflow.cpl_conv(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+class NotAPrimitive(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+    def lower(self, x: Node) -> Node:
+        return Descent(DenseOperator(torch.eye(3)), None, "relu", 1.0)(x)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "words"),
+    [
+        (UsesAFlow(), (5, 8, 8), r"^in layer\.field\.weight; test_refusals\.py, line \d+: this layer takes images"),
+        (NotAPrimitive(), (3,), r"^test_refusals\.py, line \d+: σ is a Nonlinearity"),
+    ],
+)
+def test_errors_of_layers_name_the_file_that_uses_them(module, shape, words):
+    with pytest.raises(LoweringError, match=words):
+        lower(module, shape)
 
 
 # Fields, operators and declared bounds

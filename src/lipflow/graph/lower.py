@@ -90,8 +90,11 @@ def _lowered(
         try:
             with mode:
                 result = module(Node.of(start, mode.builder))
-        except LoweringError:
+        except _Located:
             raise
+        except LoweringError as error:
+            module_name = mode.name_in(_frames_of(error))
+            raise (LoweringError(f"in {module_name}: {error}") if module_name else error) from None
         except RecursionError:
             raise LoweringError(
                 "a `lower` runs itself: while a module is lowered, `lower` replaces `forward`; give `declared` another "
@@ -189,9 +192,14 @@ class Lowering(TorchFunctionMode):
         return ""
 
     def where(self, frames: Iterable[FrameType]) -> str:
-        """The module and the line of the user's file in some frames, such as "in 3.conv; net.py, line 12"."""
+        """The module and the line of the user's file in some frames, such as "in 3.conv; net.py, line 12".
+
+        If no file of the user is among them, it is the line of a layer of lipflow.
+        """
         frames = list(frames)
-        module, user = self.name_in(frames), next((f for f in frames if _is_users(f)), None)
+        module, candidates = self.name_in(frames), [f for f in frames if _is_users(f)]
+        outside = (f for f in candidates if not Path(f.f_code.co_filename).is_relative_to(_PACKAGE))
+        user = next(outside, candidates[0] if candidates else None)
         parts = [f"in {module}"] if module else []
         parts += [f"{Path(user.f_code.co_filename).name}, line {user.f_lineno}"] if user is not None else []
         return "; ".join(parts)
@@ -236,7 +244,8 @@ def _is_users(frame: FrameType) -> bool:
     """Whether a frame belongs neither to torch nor to the lowering."""
     file = Path(frame.f_code.co_filename)
     ours = any(file.is_relative_to(_PACKAGE / name) for name in ("graph", "primitives", "node.py"))
-    return not ours and not str(frame.f_globals.get("__name__", "")).startswith(("torch.", "importlib"))
+    generated = ("torch.", "importlib", "lipflow.primitives.")  # the `__init__` of a dataclass has no file
+    return not ours and not str(frame.f_globals.get("__name__", "")).startswith(generated)
 
 
 def _dtype_of(module: nn.Module) -> torch.dtype:
