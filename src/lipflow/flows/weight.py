@@ -165,10 +165,10 @@ class ConvWeight(Weight):
         in_size: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
-        height, width = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
-        require_positive(
-            in_channels=in_channels, out_channels=out_channels, kernel_size=min(height, width), groups=groups
+        height, width = _pair(
+            "kernel_size", (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
         )
+        require_positive(in_channels=in_channels, out_channels=out_channels, groups=groups)
         if in_channels % groups or out_channels % groups:
             raise ValueError(f"groups={groups} must divide both {in_channels} and {out_channels} channels")
         self.geometry: dict[str, Any] = dict(
@@ -181,7 +181,7 @@ class ConvWeight(Weight):
         if padding_mode not in ("zeros", "circular"):
             raise ValueError(f"padding_mode is 'zeros' or 'circular', not {padding_mode!r}")
         if in_size is not None:
-            self(self.weight.new_empty(0, in_channels, *in_size))
+            self(self.weight.new_empty(0, in_channels, *_pair("in_size", in_size)))
 
     @property
     def in_size(self) -> tuple[int, int] | None:
@@ -231,6 +231,16 @@ def require_images(shape: Shape, channels: int) -> None:
         raise ValueError(
             f"this layer takes images (batch, {channels}, height, width), not (batch, {str(tuple(shape))[1:]}"
         )
+
+
+def _pair(name: str, size: tuple[int, int]) -> tuple[int, int]:
+    """(height, width). Raises if it is not a pair of integers of at least 1."""
+    if not isinstance(size, tuple | list) or len(size) != 2:
+        number = "a number or " if name == "kernel_size" else ""
+        raise ValueError(f"{name} is {number}(height, width), not {size!r}")
+    for side in size:
+        require_positive(**{name: side})
+    return size[0], size[1]
 
 
 def require_positive(**sizes: int) -> None:
