@@ -47,6 +47,11 @@ def test_a_network_that_build_did_not_make_is_refused(network, tmp_path):
 GOOD = {"format": 1, "model": "cpl-digits", "classes": 3, "in_shape": [1, 4, 4], "sizes": {}}
 
 
+def test_a_module_of_another_class_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"lipflow\.freeze\(module, in_shape\)\.save"):
+        lipflow.save(torch.nn.Linear(3, 2), tmp_path / "linear.safetensors")
+
+
 @pytest.mark.parametrize(
     ("metadata", "words"),
     [

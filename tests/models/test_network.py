@@ -1,10 +1,12 @@
 """Networks: the pixels and dtypes that they take."""
 
+from collections import OrderedDict
+
 import pytest
 import torch
 
 import lipflow
-from lipflow import Network
+from lipflow import Network, blocks
 from tests import contract
 
 
@@ -70,3 +72,9 @@ def test_a_meta_network_takes_the_tensors_of_a_state_dict(network):
         other = lipflow.build("cpl-digits", in_shape=(1, 4, 4)).eval()
     other.load_state_dict(network.state_dict(), assign=True)
     assert torch.equal(network(BYTES), other(BYTES))
+
+
+def test_the_last_stage_is_a_head():
+    network = Network(OrderedDict(flatten=blocks.Flatten(), last=torch.nn.Linear(4, 2)), (1, 2, 2))
+    with pytest.raises(TypeError, match=r"the last stage of a Network is a Head, .* not Linear"):
+        _ = network.head

@@ -17,9 +17,10 @@ _FIELDS: dict[str, type] = {"format": int, "model": str, "classes": int, "in_sha
 
 def save(network: Network, path: Path | str) -> None:
     """Write a network made by `lipflow.build` to a .safetensors file, which `lipflow.load` reads."""
-    if network.name is None:
+    if not isinstance(network, Network) or network.name is None:
         raise ValueError(
-            "only a network made by lipflow.build(name, ...) can be saved, as loading builds it by that name"
+            "only a network made by lipflow.build(name, ...) can be saved, as loading builds it by that name; of "
+            "another module, save the state dict, or lipflow.freeze(module, in_shape).save(path)"
         )
     spec = {
         "format": FORMAT,

@@ -55,7 +55,11 @@ class Network(nn.Module):
     def head(self) -> Head:
         """The last stage."""
         head = self.stages[-1]
-        assert isinstance(head, Head)
+        if not isinstance(head, Head):
+            raise TypeError(
+                "the last stage of a Network is a Head, such as blocks.LastLayerNormalization or blocks.Truncate, not "
+                f"{type(head).__name__}"
+            )
         return head
 
     @property
