@@ -65,7 +65,8 @@ def lipschitz_bound(module: nn.Module, in_shape: Shape | None = None, domain: Do
 def shape_for(module: nn.Module, in_shape: Shape | None) -> Shape:
     """The shape of one input of a module: the given one, or its `in_shape`."""
     if not isinstance(module, nn.Module):
-        raise TypeError(f"a network is a module, such as lipflow.load(name), not {type(module).__name__}: {module!r}")
+        given = f"{type(module).__name__}: {module!r}" if isinstance(module, str | type) else type(module).__name__
+        raise TypeError(f"a network is a module, such as lipflow.load(name), not {given}")
     known: Any = getattr(module, "in_shape", None)
     if in_shape is None and known is None:
         raise ValueError("give the shape of one input: in_shape=(channels, height, width), or (features,)")
