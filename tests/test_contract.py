@@ -40,6 +40,25 @@ def test_a_bound_that_is_too_low_breaks_a_law(law):
         law(Assume(layer, 0.9 * norm), (6,))
 
 
+class Detached(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.detach()
+
+
+class OnlyFloat64(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - torch.ones(6, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [(Detached(), "with respect to its input"), (OnlyFloat64(), "gives torch.float64 for float32 inputs")],
+)
+def test_check_layer_says_which_law_is_broken(layer, words):
+    with pytest.raises(AssertionError, match=words):
+        testing.check_layer(layer, (6,))
+
+
 # L, the greatest bound of a pair with the first class, and E of trained layers, as once computed.
 KNOWN = {
     "cpl dense": (1, 1.414213563, 2.32e-14),

@@ -11,10 +11,11 @@ Each law is also a function of its own. `check_layer` tests a float64 copy in ev
 import copy
 import math
 import tempfile
-from functools import partial
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.gradcheck import GradcheckError, gradcheck
 
 from lipflow import certificate, check
 from lipflow.bound import lipschitz_bound
@@ -82,8 +83,7 @@ def gradients_are_right(layer: nn.Module, shape: Shape, fast: bool = False) -> N
     With `fast`, along random directions instead of by entry.
     """
     x = inputs(shape, 2, seed=4)
-    gradcheck = partial(torch.autograd.gradcheck, check_forward_ad=True, fast_mode=fast)
-    assert gradcheck(layer, (x.requires_grad_(),))
+    _require_derivatives("its input", layer, (x.requires_grad_(),), fast)
     names = [n for n, p in layer.named_parameters() if p.requires_grad]
     if names:
         values = tuple(p.detach().clone().requires_grad_() for p in layer.parameters() if p.requires_grad)
@@ -91,7 +91,17 @@ def gradients_are_right(layer: nn.Module, shape: Shape, fast: bool = False) -> N
         def of_parameters(*parameters: Tensor) -> Tensor:
             return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x.detach(),))
 
-        assert gradcheck(of_parameters, values)
+        _require_derivatives(", ".join(names), of_parameters, values, fast)
+
+
+def _require_derivatives(of: str, function: Callable[..., Tensor], at: tuple[Tensor, ...], fast: bool) -> None:
+    try:
+        gradcheck(function, at, check_forward_ad=True, fast_mode=fast)
+    except GradcheckError as error:
+        raise AssertionError(
+            f"derivatives with respect to {of} are not those of finite differences; is a value detached? "
+            f"{str(error).splitlines()[0].rstrip(',')}"
+        ) from error
 
 
 def batches_and_layouts(layer: nn.Module, shape: Shape) -> None:
@@ -101,10 +111,11 @@ def batches_and_layouts(layer: nn.Module, shape: Shape) -> None:
     if x.ndim == 4:
         torch.testing.assert_close(layer(x.contiguous(memory_format=torch.channels_last)), y, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(layer(x[:1]), y[:1], rtol=1e-9, atol=1e-9)
-    assert layer(x[:0]).shape == (0, *y.shape[1:])
-    single = copy.deepcopy(layer).float()
-    assert single(x.float()).dtype == torch.float32
-    torch.testing.assert_close(single(x.float()).double(), y, rtol=1e-3, atol=1e-3)
+    none, wanted = layer(x[:0]).shape, (0, *y.shape[1:])
+    assert none == wanted, f"an empty batch gives {tuple(none)}, not {wanted}"
+    single = copy.deepcopy(layer).float()(x.float())
+    assert single.dtype == torch.float32, f"a float32 layer gives {single.dtype} for float32 inputs"
+    torch.testing.assert_close(single.double(), y, rtol=1e-3, atol=1e-3)
 
 
 def certificates_hold(layer: nn.Module, shape: Shape) -> None:
