@@ -97,6 +97,7 @@ OF_VECTORS = {
     "no bound, a product": (lambda x: x * x, "product of two values"),
     "no bound, a quotient of two": (lambda x: x / (1 + x.abs()), "quotient by a value"),
     "shape, matrix": (nn.Linear(60, 3), r"^F\.linear \(in function; .*\): affine .* shape \(4,\)$"),
+    "shape, a vector": (lambda x: x @ x.new_ones(4), r"a vector is a matrix v\[:, None\]"),
     "shape, conv": (nn.Conv2d(1, 1, 1), r"^F\.conv2d \(in function; .*\): it takes images"),
     "user, TypeError": (failing(TypeError), ITS_OWN_WORDS),
     "user, KeyError": (failing(KeyError), ITS_OWN_WORDS),

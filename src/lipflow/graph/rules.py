@@ -124,7 +124,7 @@ def matmul(input: Any, other: Any) -> Any:
     if isinstance(input, Node) and isinstance(other, Node):
         raise LoweringError("a product of two values that depend on the input has no Lipschitz bound")
     if not isinstance(input, Node) or other.ndim != 2:
-        raise LoweringError("it takes x @ matrix, with x of shape (batch, features)")
+        raise LoweringError("it takes x @ matrix, with x of shape (batch, features); a vector is a matrix v[:, None]")
     return linear(input, other.T)
 
 
