@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import lipflow
+from lipflow import check
 from lipflow.graph import fold
 from lipflow.operators import ConvOperator, DenseOperator
 from lipflow.operators.certified import CertifiedOperator, certify
@@ -55,9 +56,12 @@ def _reaches_hold(frozen: lipflow.Frozen, count: int = 20) -> None:
         assert float(value.flatten(1).norm(dim=1).max()) <= row.reach, row
 
 
-def test_every_primitive_has_an_exact_twin_and_a_row_in_the_table():
+def test_every_primitive_has_both_twins_and_a_case():
+    """In `check.py`, in `exact.py` and in SMALL."""
     tried = {make(Draw(torch.Generator())).kind for make, _ in SMALL.values()}
-    assert {"input", *exact.RUN} == {"input", *tried} == set(KINDS)
+    assert {*check.KINDS} == {*KINDS}
+    assert {"input", *exact.RUN} == {*KINDS}
+    assert {"input", *tried} == {*KINDS}
 
 
 # Whole networks, over the box
