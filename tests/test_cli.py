@@ -61,6 +61,13 @@ def test_help_explains_every_flag(name, capsys, monkeypatch):
     assert bool(flags) == (name != "models")
 
 
+def test_help_of_a_command(capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["help", "check"])
+    assert caught.value.code == 0
+    assert "usage: lipflow check" in capsys.readouterr().out
+
+
 def test_train_flags_change_the_published_recipe():
     def parsed(words: str) -> Run:
         return chosen(cli.parse("train", words.split()))

@@ -42,6 +42,8 @@ def main(words: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if words is None else list(words)
     name = words[0] if words else "--help"
+    if name == "help" and len(words) == 2 and words[1] in COMMANDS:
+        return main([words[1], "--help"])
     if name in ("-h", "--help", "help"):
         print(_help())
         return 0 if words else 2
