@@ -105,6 +105,7 @@ def test_train_has_a_flag_for_every_number_of_every_choice():
         ("train --model resnet", "there is no recipe for a model 'resnet'"),
         ("train --model cpl-fast", "--model cpl-fast needs --data"),
         ("train --data cifar10", "--data cifar10 needs --model"),
+        ("train --data mnist", "no dataset is called 'mnist'; use one of digits"),
         ("train --gamma 2", "--gamma is for --loss certificate"),
         ("train --lr fast", "fast"),
         ("train --loss l2", "l2"),

@@ -96,6 +96,10 @@ def _require_both(model: str | None, data: str | None) -> None:
     if data is None and model not in (None, Run.model):
         raise ValueError(f"--model {model} needs --data, such as --data cifar10; the default is {Run.data}")
     if model is None and data not in (None, Run.data):
+        from lipflow.data import SOURCES
+
+        if data not in SOURCES:
+            raise ValueError(f"no dataset is called {data!r}; use one of {', '.join(SOURCES)}")
         raise ValueError(f"--data {data} needs --model, such as --model cpl-fast; the default is {Run.model}")
 
 
