@@ -29,7 +29,7 @@ def test_parse_radius_is_exact(radius, exact):
     [
         ("36/255", ["wide", "1e1/2", "1/0", "nan", float("nan"), float("inf"), None]),
         ("at least 0", ["-1", -0.1]),
-        ("at most 1000000, its exponent within ±300", ["1000001", 1e7, "1e999999999", "1e-999999999"]),
+        ("at most 1000000, its exponent within ±300", ["1000001", 1e7, "1e999999999", "1e-999999999", "1e-1_000 "]),
     ],
 )
 def test_parse_radius_rejects_other_values(words, radii):

@@ -1,6 +1,5 @@
 """Radii, as exact rationals."""
 
-import re
 from decimal import Decimal
 from fractions import Fraction
 from numbers import Rational
@@ -12,9 +11,9 @@ MAX_EXPONENT = 300  # Fraction("1e-999999999") would fill the memory
 
 def parse_radius(radius: SupportsFloat | str) -> Fraction:
     """Return the exact value of a radius: "36/255", 0.25, a number of NumPy or torch."""
-    exponent = re.search(r"e([+-]?\d+)$", radius.strip().lower()) if isinstance(radius, str) else None
+    exponent = radius.lower().partition("e")[2] if isinstance(radius, str) else ""
     try:
-        in_range = exponent is None or abs(int(exponent[1])) <= MAX_EXPONENT
+        in_range = abs(int(exponent or 0)) <= MAX_EXPONENT
         text = radius if isinstance(radius, Rational | Decimal | float | str) else float(radius)
         value = Fraction(text) if in_range else Fraction(0)
     except (TypeError, ValueError, OverflowError, ZeroDivisionError, RuntimeError):
