@@ -88,8 +88,9 @@ def test_a_command_copies_a_pretrained_network_once(cwd, monkeypatch, capsys):
     assert (cwd / "runs" / NAME / FINAL).read_bytes() == (HOME / NAME / FINAL).read_bytes()
 
 
-def test_folder_of_finds_runs_and_overwrites_none(cwd):
-    other = cwd / "runs" / NAME / "run.json"
+@pytest.mark.parametrize("name", ["run.json", "certificate.json"])
+def test_folder_of_finds_runs_and_overwrites_none(name, cwd):
+    other = cwd / "runs" / NAME / name
     other.parent.mkdir(parents=True)
     other.write_text("{}")
     with pytest.raises(ValueError, match="is not the pretrained network"):

@@ -54,7 +54,9 @@ def folder_of(run: Path) -> Path:
         return _found(run)
     folder = Path("runs") / run
     missing = [name for name in FILES if not (folder / name).exists()]
-    if not all(filecmp.cmp(folder / n, _HERE / run / n, shallow=False) for n in FILES if n not in missing):
+    same = all(filecmp.cmp(folder / n, _HERE / run / n, shallow=False) for n in FILES if n not in missing)
+    others = any(path.name not in FILES for path in folder.glob("[!.]*"))
+    if not same or (others and missing):
         raise ValueError(f"{folder} is not the pretrained network {run}; give its path as ./{folder}, or move it")
     for name in missing:
         folder.mkdir(parents=True, exist_ok=True)
