@@ -76,8 +76,8 @@ class ReshapedScale(Scale):
 class LearnedScale(Scale):
     """α/‖W‖_F with a learned α, initialised to ‖W‖_F: the scale of Cayley layers (Trockman and Kolter 2021).
 
-    The published layer divides Ŵ by its norm over all n² frequencies, which is n‖W‖_F by Parseval, so its α is n times
-    ours. ‖W‖_F does not depend on the input size.
+    The published layer divides Ŵ by its norm over the half-spectrum of n × n pixels, about √(n(n/2 + 1))·‖W‖_F, so its
+    α is larger by this factor. ‖W‖_F does not depend on the input size.
     """
 
     alpha: nn.Parameter

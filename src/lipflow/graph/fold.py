@@ -6,7 +6,7 @@ Let f_v be the exact map from the input of a network to vertex v, and f̂_v what
     ‖f̂_v(x)‖ ≤ X_v = ‖f̂_v(c)‖ + L_v·r + 4E_v,    c the centre of the box and r the distance of its corners,
 
 bound the Lipschitz constant of f_v, ‖f̂_v - f_v‖, and the norms of the inputs of the next vertices. Proofs:
-docs/soundness.md.
+docs/theory.md, sections 1 and 2; docs/soundness.md has those of pairs.
 """
 
 import math
