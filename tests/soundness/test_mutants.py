@@ -1,5 +1,7 @@
 """Every mutant of tests/mutants.py fails some test."""
 
+import re
+
 import pytest
 
 from tests import mutants
@@ -18,7 +20,10 @@ def test_every_mutation_still_applies():
             assert text.count(edit.old) == 1, f"{mutant.name}: {edit.old!r} in {edit.file}"
 
 
-def test_the_page_lists_every_mutant():
+def test_the_page_lists_every_mutant_and_names_tests_that_exist():
     page = (mutants.ROOT / "docs" / "mutants.md").read_text()
     listed = {line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if "` |" in line}
     assert listed == {mutant.name for mutant in mutants.MUTANTS}
+    named = re.findall(r"\| `(tests/\S+)::(\w+)", page)
+    assert len(named) == len(listed)
+    assert [name for file, name in named if f"def {name}(" not in (mutants.ROOT / file).read_text()] == []
