@@ -179,6 +179,19 @@ def test_changes_of_a_parametrization_are_noticed(name):
         assert not torch.equal(*outputs[-2:])
 
 
+def test_no_value_is_stale_while_another_thread_computes_it():
+    cache, weight = Cache(), torch.zeros(1)
+    cache.constant(lambda: weight + 1, weight)
+    weight += 1
+
+    def compute():
+        in_another_thread = cache.constant(lambda: weight + 1, weight)
+        assert in_another_thread == 2
+        return weight + 1
+
+    assert cache.constant(compute, weight) == 2
+
+
 @every_layer
 def test_values_are_computed_once_for_equal_weights(name):
     layer, x = make(name)

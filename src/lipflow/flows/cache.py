@@ -21,9 +21,13 @@ class Cache:
     """
 
     def __init__(self) -> None:
-        self._inputs: tuple[Tensor, ...] = ()
-        self._key: Hashable = None
-        self.value: Tensor | None = None
+        self._entry: tuple[tuple[Tensor, ...], Hashable, Tensor] | None = None  # inputs, key and value
+
+    @property
+    def value(self) -> Tensor | None:
+        """The last value."""
+        entry = self._entry
+        return None if entry is None else entry[2]
 
     def transform(self, compute: Callable[[], Tensor], *inputs: Tensor, training: bool, key: Hashable = None) -> Tensor:
         """compute(), differentiable in the inputs. Cached in evaluation, if no derivative can flow to the inputs."""
@@ -36,28 +40,30 @@ class Cache:
 
     def constant(self, compute: Callable[[], Tensor], *inputs: Tensor, key: Hashable = None) -> Tensor:
         """compute(), without derivatives."""
-        if self.value is not None and self._key == key and self._fits(inputs):
-            return self.value
+        entry = self._entry  # read once and written at once, because other threads may do so meanwhile
+        if entry is not None and entry[1] == key and _equal(entry[0], inputs):
+            return entry[2]
         if not (may_keep() and all(map(in_memory, inputs))):
             return compute()
         with to_keep():
-            self._inputs, self._key = tuple(t.detach().clone() for t in inputs), key
-            self.value = value = compute()
-        return value  # not self.value, which another thread may have replaced
+            copies, value = tuple(t.detach().clone() for t in inputs), compute()
+        self._entry = copies, key, value
+        return value
 
     def clear(self) -> None:
-        self._inputs, self.value = (), None
-
-    def _fits(self, inputs: tuple[Tensor, ...]) -> bool:
-        return len(inputs) == len(self._inputs) and all(
-            a.device == b.device and a.shape == b.shape and torch.equal(a.to(b.dtype), b)
-            for a, b in zip(self._inputs, inputs, strict=True)
-        )
+        self._entry = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Cache":
         new = Cache()
-        new._inputs, new._key, new.value = self._inputs, self._key, self.value
+        new._entry = self._entry
         return new
 
     def __reduce__(self) -> tuple[type["Cache"], tuple[()]]:
         return Cache, ()
+
+
+def _equal(before: tuple[Tensor, ...], now: tuple[Tensor, ...]) -> bool:
+    return len(before) == len(now) and all(
+        a.device == b.device and a.shape == b.shape and torch.equal(a.to(b.dtype), b)
+        for a, b in zip(before, now, strict=True)
+    )
