@@ -105,6 +105,19 @@ def test_a_run_is_resumed_with_the_same_images_only(tmp_path, monkeypatch):
     train(run, resume=True)
 
 
+def test_a_run_that_another_process_has_resumed_meanwhile_is_not_overwritten(tmp_path, monkeypatch):
+    """The other process replans after this one has read run.json, and ends before this one locks the folder."""
+    run = tiny(tmp_path)
+    interrupt_first_validation(monkeypatch, run)
+    stored = Record.read(tmp_path)
+    replanned = replace(stored, plan=stored.plan.replan(1, stored.steps + 1))
+    before_call(monkeypatch, loop_module, "_lock", 1, lambda: replanned.write(tmp_path))
+    with pytest.raises(ValueError, match="another process has resumed"):
+        train(run, resume=True)
+    assert Record.read(tmp_path).plan == replanned.plan
+    train(run, resume=True)
+
+
 def test_a_resumed_run_must_have_the_same_flags(tmp_path, capsys):
     run = tiny(tmp_path / "r", epochs=1)
     with pytest.raises(ValueError, match="holds no run"):

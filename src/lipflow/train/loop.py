@@ -67,8 +67,7 @@ def train(run: Run, resume: bool = False) -> Result:
             record = stored
         with _lock(folder) if ranks.first else nullcontext():
             if ranks.first:
-                if stored is None:
-                    _require_new(folder)  # another process may have trained in it since the first look
+                _require_unchanged(run, stored)
                 record.write(folder)
             return _run(record, learner, data, budget, began)
 
@@ -189,6 +188,14 @@ def _require_new(folder: Path) -> None:
         raise ValueError(f"{folder} holds a run already; add --resume to continue it, or give another --out")
     if begun:
         raise ValueError(f"{folder} holds {begun[0]} of a run without its run.json; give another --out")
+
+
+def _require_unchanged(run: Run, stored: Record | None) -> None:
+    """Raise if another process has trained in the folder since it was read, which may be minutes ago."""
+    if stored is None:
+        _require_new(run.folder)
+    elif _stored(run) != stored:
+        raise ValueError(f"another process has resumed the run in {run.folder} meanwhile; run the command again")
 
 
 def _require_same_images(stored: Record, data: Dataset) -> None:
