@@ -7,7 +7,7 @@ on two cores. A worker stores its results on the disk.
 import multiprocessing
 import os
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.synchronize import Event
@@ -22,8 +22,11 @@ class Stopped(EndedEarly):
     exit_code = 130
 
 
-def side_by_side(jobs: int, function: Callable[..., object], work: Mapping[str, tuple[Any, ...]]) -> None:
-    """Call function(*arguments) for each entry of `work`, `jobs` at a time. Errors are printed, and others continue."""
+def side_by_side(jobs: int, function: Callable[..., object], work: Mapping[str, tuple[Any, ...]]) -> Iterator[str]:
+    """Call function(*arguments) for each entry of `work`, `jobs` at a time, and yield its name when it has ended.
+
+    Errors are printed, and the other entries continue.
+    """
     threads = max(1, (os.cpu_count() or 1) // jobs)
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
@@ -36,6 +39,8 @@ def side_by_side(jobs: int, function: Callable[..., object], work: Mapping[str, 
                     raise error
                 if error:
                     print(f"    failed: {futures[future]}: {error}", flush=True)
+                elif not stop.is_set():
+                    yield futures[future]
         except KeyboardInterrupt:  # the workers get the signal too, and save their state
             stop.set()
         except BrokenProcessPool as error:

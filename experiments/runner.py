@@ -16,7 +16,7 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -143,11 +143,8 @@ def run_all(chosen: Sequence[Experiment], scale: Scale, options: Options, comman
     from lipflow.train.signals import EndedEarly
 
     keep_freed_memory()
-    if options.jobs > 1:
-        here = [experiment for experiment in chosen if has_data(experiment, scale)]
-        side_by_side(options.jobs, finish, work_of(here, scale))
     failed = []
-    for number, experiment in enumerate(chosen, 1):
+    for number, experiment in enumerate(as_trained(chosen, scale, options.jobs), 1):
         print(f"==> {number}/{len(chosen)} {experiment.name}: {experiment.title}", flush=True)
         if not has_data(experiment, scale):
             print(f"    skipped: {experiment.data} was not found (lipflow data NAME, or --data-dir)", flush=True)
@@ -159,8 +156,21 @@ def run_all(chosen: Sequence[Experiment], scale: Scale, options: Options, comman
         except Exception:
             traceback.print_exc()
             failed.append(experiment.name)
-
     return failed
+
+
+def as_trained(chosen: Sequence[Experiment], scale: Scale, jobs: int) -> Iterator[Experiment]:
+    """The experiments in order; with several jobs, each one once parallel processes have finished its last run."""
+    left = {experiment.name: experiment for experiment in chosen}
+    if jobs > 1:
+        here = [experiment for experiment in chosen if has_data(experiment, scale)]
+        missing = {experiment.name: set(work_of([experiment], scale)) for experiment in here}
+        for run in side_by_side(jobs, finish, work_of(here, scale)):
+            for name, runs in missing.items():
+                runs.discard(run)
+                if not runs and name in left:
+                    yield left.pop(name)
+    yield from left.values()
 
 
 def write(experiment: Experiment, result: dict[str, Any], options: Options) -> None:

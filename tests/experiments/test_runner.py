@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from experiments.draw import save
-from experiments.runner import MODULES, Options, ensure, experiments, main, placed, state, work_of
+from experiments.runner import MODULES, Options, as_trained, ensure, experiments, main, placed, state, work_of
 from experiments.scale import EVALUATION, SCALES, SMALL, cost, total
 from lipflow.report.published import CIFAR10
 from lipflow.train.record import Record
@@ -180,6 +180,26 @@ def test_parallel_jobs_train_each_run_once(tmp_path, words, smoke, capfd):
     assert main(words("--only", *names, "--jobs", "2")) == 0
     assert capfd.readouterr().out.count("    training ") == 8
     assert {path.stem for path in (tmp_path / "results" / "smoke").glob("*.json")} == set(names)
+
+
+def test_parallel_jobs_write_an_experiment_once_its_last_run_has_ended(smoke, monkeypatch):
+    monkeypatch.setattr("experiments.runner.has_data", lambda experiment, scale: experiment.name != "cifar10")
+    chosen = experiments(["cifar10", "relaxed", "margin-cifar10"])
+    relaxed, margin = (set(work_of([experiment], smoke)) for experiment in chosen[1:])
+    ended = []
+    monkeypatch.setattr("experiments.runner.side_by_side", lambda jobs, function, work: ended_of(work, ended))
+    found = {}
+    for experiment in as_trained(chosen, smoke, jobs=2):
+        found[experiment.name] = set(ended)
+    assert list(found) == ["relaxed", "margin-cifar10", "cifar10"]
+    assert found["relaxed"] == relaxed
+    assert found["margin-cifar10"] == relaxed | margin
+
+
+def ended_of(work, ended):
+    for name in work:
+        ended.append(name)
+        yield name
 
 
 def test_ctrl_c_stops_all_jobs_and_begins_no_other():

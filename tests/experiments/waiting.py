@@ -14,8 +14,7 @@ def wait(name: str) -> None:
 
 
 def work() -> int:
-    side_by_side(2, wait, {name: (name,) for name in ("a", "b", "c", "d")})
-    return 0
+    return len(list(side_by_side(2, wait, {name: (name,) for name in ("a", "b", "c", "d")})))
 
 
 if __name__ == "__main__":
