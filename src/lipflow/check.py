@@ -39,7 +39,7 @@ def integers(values, least=1):
 
 
 def number(x):
-    """A number of a file as a rational. Strings are rejected: Fraction("1e999999999") would not end."""
+    """A number of a file as a rational. Strings are rejected: Fraction("1e999999999") would fill the memory."""
     require(isinstance(x, int | float), f"{x!r} is not a number")
     return Fraction(x)
 
@@ -107,7 +107,7 @@ def verify_gram(w, ceiling, name):
 def verify_band(diagonal, below, product, ceiling, name):
     """Prove λmax(G) + product ≤ ceiling for G with these blocks (batch, strips, q, q) on the diagonal and below it.
 
-    The proof is a Cholesky factor of μI - G, where μ is below the ceiling by a slack for rounding.
+    `product` bounds the rounding of G. The proof is a Cholesky factor of μI - G, with μ below the ceiling by a slack.
     """
     strips, q = diagonal.shape[1:3]
     length, band, entries = min(strips, 2) * q, min(strips, 3) * q, np.arange(q)
@@ -216,17 +216,17 @@ def verify_norm(w, claim, name):
 
 
 def torus(axis, circular, claimed, name):
-    """(side, stride that aliases, outputs per position) of the claimed torus; rejected unless it fits this axis."""
+    """(side, stride whose aliases add, most outputs at one position) of a claimed torus that must fit this axis."""
     n, k, s, before = axis["size"], axis["kernel"], axis["stride"], axis["before"]
     side, twist = claimed
     if circular:
-        require((side, twist) == (n, 0), f"{name}: the torus of circular padding has side {n} and no twist")
+        require((side, twist) == (n, 0), f"{name}: circular padding needs the torus [{n}, 0], not {claimed}")
         places = [i * s % n for i in range(axis["outputs"])]
         return n, s if n % s == 0 else 1, max(map(places.count, set(places)))
     least = s if k == 1 else max(n + before, (axis["outputs"] - 1) * s - before + axis["extent"])
     fits = isinstance(side, int) and side >= least and side % s == 0
     require(fits, f"{name}: the torus needs a side of at least {least} that is a multiple of {s}, not {side}")
-    require(twist in (0, 1), f"{name}: a twist is 0 or 1")
+    require(twist in (0, 1), f"{name}: a twist is 0 or 1, not {twist}")
     return side, s, 1
 
 
@@ -266,7 +266,7 @@ def unit_circle(t, turn):
 
 
 class Operator:
-    """A linear map with a claimed norm. Subclasses have apply, adjoint, and bounds of their rounding errors."""
+    """A linear map with a claimed norm. Subclasses have `apply`, `adjoint`, and bounds on their rounding errors."""
 
     in_shape: tuple[int, ...]
     out_shape: tuple[int, ...]
@@ -293,7 +293,7 @@ class Linear(Operator):
         self.axes: Any = None
         self.weight, self.groups, self.circular, self.repeats = weight, 1, False, 1
         if geometry is None:
-            require(weight.ndim == 2 and weight.size > 0, "a matrix has two axes")
+            require(weight.ndim == 2 and weight.size > 0, f"a weight of shape {weight.shape} is not a matrix")
             self.dots, (self.out_shape, self.in_shape) = weight.shape[::-1], [(n,) for n in weight.shape]
             sums = np.abs(weight).sum(1), np.abs(weight).sum(0)
         else:
@@ -303,16 +303,16 @@ class Linear(Operator):
         self.spread = sqrt_up(product / (1 - gamma(terms)) ** 2) + terms * TINY
 
     def _convolution(self, geometry):
-        require(self.weight.ndim == 4 and self.weight.size > 0, "a kernel has four axes")
+        require(self.weight.ndim == 4 and self.weight.size > 0, f"a kernel has four axes, not {self.weight.ndim}")
         out, grouped, height, width = self.weight.shape
         self.groups, self.circular = geometry["groups"], geometry["padding_mode"] == "circular"
-        require(geometry["padding_mode"] in ("zeros", "circular"), "padding is zeros or circular")
+        require(geometry["padding_mode"] in ("zeros", "circular"), f"unknown padding {geometry['padding_mode']!r}")
         require(integers([self.groups]) and out % self.groups == 0, "groups do not divide the channels")
         self.axes = []
         for i, k in enumerate((height, width)):
             n, (before, after) = geometry["in_size"][i], geometry["padding"][i]
             s, d = geometry["stride"][i], geometry["dilation"][i]
-            require(integers([n, s, d]) and integers([before, after], 0), "the geometry needs positive integers")
+            require(integers([n, s, d]) and integers([before, after], 0), "a size, stride or padding is not valid")
             extent = d * (k - 1) + 1
             outputs = (n + before + after - extent) // s + 1
             require(outputs >= 1, "the kernel does not fit its input")
@@ -386,8 +386,8 @@ class Linear(Operator):
         w = self.weight
         if self.axes is None:
             return w.shape[0] == w.shape[1] and np.array_equal(w, -w.T)
-        even = all(a["stride"] == 1 and 2 * a["before"] == 2 * a["after"] == a["extent"] - 1 for a in self.axes)
-        if not even or w.shape[0] != w.shape[1] * self.groups:
+        centred = all(a["stride"] == 1 and 2 * a["before"] == 2 * a["after"] == a["extent"] - 1 for a in self.axes)
+        if not centred or w.shape[0] != w.shape[1] * self.groups:
             return False
         blocks = w.reshape(self.groups, w.shape[1], *w.shape[1:])
         return np.array_equal(blocks, -np.swapaxes(blocks, 1, 2)[..., ::-1, ::-1])
@@ -399,11 +399,11 @@ class Fourier(Operator):
     def __init__(self, real, imaginary, geometry):
         self.re, self.im, (h, w) = real, imaginary, geometry["in_size"]
         fits = self.re.ndim == 4 and self.re.shape == self.im.shape and self.re.size and integers([w])
-        require(fits and self.re.shape[:2] == (h, w // 2 + 1), "a Fourier map has h × (w // 2 + 1) matrices")
+        require(fits and self.re.shape[:2] == (h, w // 2 + 1), "a Fourier map needs h × (w // 2 + 1) matrices")
         self.width, m = w, self.re.shape[1]
         self.in_shape, self.out_shape = (self.re.shape[3], h, w), (self.re.shape[2], h, w)
-        own = np.array([1.0 if 2 * f % w == 0 else 2.0 for f in range(m)])
-        cosine, sine = (np.sqrt(own / w)[:, None] * t for t in unit_circle(np.outer(np.arange(m), np.arange(w)) % w, w))
+        c = np.array([1.0 if 2 * f % w == 0 else 2.0 for f in range(m)])
+        cosine, sine = (np.sqrt(c / w)[:, None] * t for t in unit_circle(np.outer(np.arange(m), np.arange(w)) % w, w))
         self.rows = np.concatenate([cosine, -sine])
         cosine, sine = (np.sqrt(1 / h) * t for t in unit_circle(np.outer(np.arange(h), np.arange(h)) % h, h))
         self.columns = np.block([[cosine, sine], [-sine, cosine]])
@@ -429,14 +429,14 @@ class Fourier(Operator):
         return y.reshape(n, out, h, 2 * m) @ self.rows
 
     def apply_error(self, reach):
-        (h, m, out, into), w, wrong = self.re.shape, self.width, Fraction(0)
+        (h, m, out, into), w, error = self.re.shape, self.width, Fraction(0)
         row = 1, sqrt_up(Fraction(w)), 12 * U * sqrt_up(Fraction(2 * w))
         column = 1, sqrt_up(Fraction(2 * h)), 24 * U * sqrt_up(Fraction(h))
         products = (w, row), (2 * h, column), (2 * into, (self.norm, self.spread, 0)), (2 * h, column), (2 * m, row)
         for n, (norm, spread, off) in products:
-            local = (gamma(n) * (spread + off) + off) * (reach + wrong) + n * 2 * h * m * max(out, into) * TINY
-            wrong, reach = norm * wrong + local, norm * reach
-        return in_range(wrong)
+            local = (gamma(n) * (spread + off) + off) * (reach + error) + n * 2 * h * m * max(out, into) * TINY
+            error, reach = norm * error + local, norm * reach
+        return in_range(error)
 
     def adjoint(self, y):
         raise Rejected("the adjoint of a Fourier map is not supported")
@@ -472,7 +472,7 @@ POINTWISE = {**SIGMA, "abs": np.abs}
 
 
 class Primitive:
-    """What every kind shares. p is its description; its tensors are in t, its operator is op."""
+    """The base class of all kinds: `p` is the description in the file, `t` its tensors, `op` its operator."""
 
     def __init__(self, p, tensors, claim, name):
         kinds = {key: "i" if key == "index" else "f" for key in TENSORS if p.get(key) is not None}
@@ -495,11 +495,11 @@ class Primitive:
         require(holds, f"a {self.p['kind']} does not take inputs of these shapes")
 
     def lipschitz(self, *distances):
-        """A bound of the distance of two outputs, for inputs at these distances."""
+        """A bound on the distance of two outputs, for inputs at these distances."""
         return distances[0]
 
     def error(self, entries, *reaches):
-        """A bound of the rounding error, for inputs of norms at most `reaches`."""
+        """A bound on the rounding error, for inputs of norms at most `reaches`; no tensor has more `entries`."""
         return Fraction(0)
 
     def column(self, t, x):
@@ -508,7 +508,7 @@ class Primitive:
 
 class Input(Primitive):
     def out_shape(self, *shapes):
-        require(not shapes and integers(self.p["shape"]), "an input has a shape of positive integers")
+        require(not shapes and integers(self.p["shape"]), f"the input cannot have the shape {self.p['shape']}")
         return tuple(self.p["shape"])
 
 
@@ -530,7 +530,7 @@ class Gather(Primitive):
     def setup(self):
         self.index, self.sizes = self.t["index"], self.p["sizes"]
         require(self.sizes and integers(self.sizes) and self.index.size > 0, "a gather needs inputs and an index")
-        require(self.index.min() >= -1 and self.index.max() < sum(self.sizes), "an index is not one of an entry")
+        require(self.index.min() >= -1 and self.index.max() < sum(self.sizes), "an index of a gather is out of range")
         self.flat = self.index.reshape(-1)
         counts = np.bincount(self.flat[self.flat >= 0], minlength=sum(self.sizes))
         ends = np.cumsum(self.sizes)
@@ -566,8 +566,8 @@ def is_power_of_two(c):
 class Sum(Primitive):
     def setup(self):
         self.c = [float(c) for c in self.p["coefficients"]]
-        require(all(type(c) is float for c in self.p["coefficients"]), "coefficients are floats")
-        require(self.c and all(c == 0 or abs(Fraction(c)) >= TINY for c in self.c), "a coefficient is subnormal")
+        require(all(type(c) is float for c in self.p["coefficients"]), "the coefficients of a sum are not floats")
+        require(self.c and all(c == 0 or abs(Fraction(c)) >= TINY for c in self.c), "a sum has a subnormal coefficient")
 
     def out_shape(self, *shapes):
         self.fit(len(shapes) == len(self.c) and len(set(shapes)) == 1)
@@ -593,7 +593,7 @@ class Sum(Primitive):
 
 class Scale(Primitive):
     def setup(self):
-        require(self.t["factor"].size > 0, "a scale has factors")
+        require(self.t["factor"].size > 0, "a scale has no factors")
         self.greatest = Fraction(float(np.abs(self.t["factor"]).max()))
 
     def out_shape(self, *shapes):
@@ -658,11 +658,11 @@ class Convex(Affine):
         return self.op.adjoint(SIGMA[self.p["sigma"]](Affine.run(self, x)))
 
     def gradient_error(self, reach):
-        """(error of the computed gradient, bound of its norm)."""
+        """(error of the computed gradient, bound on its norm)."""
         e = self.affine_error(reach)
         inner = self.op.norm * reach + self.bias_norm() + e
-        wrong = self.op.adjoint_error(inner)
-        return self.op.norm * e + wrong, self.op.norm * inner + wrong
+        product = self.op.adjoint_error(inner)
+        return self.op.norm * e + product, self.op.norm * inner + product
 
 
 class Descent(Convex):
@@ -673,18 +673,18 @@ class Descent(Convex):
         return max(Fraction(1), self.h * self.op.norm**2 - 1) * distances[0]
 
     def error(self, entries, *reaches):
-        wrong, size = self.gradient_error(reaches[0])
-        return self.h * wrong + 3 * U * (reaches[0] + self.h * size) + 2 * self.op.entries * TINY
+        error, size = self.gradient_error(reaches[0])
+        return self.h * error + 3 * U * (reaches[0] + self.h * size) + 2 * self.op.entries * TINY
 
 
 class Proximal(Convex):
-    """n iterations towards the z with z + h∇f(z) = x; with reflect, 2z - x."""
+    """n gradient steps of size τ towards the z with z + h∇f(z) = x; with `reflect`, 2z - x."""
 
     def setup(self):
         super().setup()
         self.tau, self.n = Fraction(float(self.p["tau"])), self.p["iterations"]
-        some = self.h > 0 and integers([self.n]) and self.n <= 10**4 and type(self.p["reflect"]) is bool
-        require(TINY <= self.tau <= 1 and some, "a proximal layer needs h > 0, 0 < τ ≤ 1 and iterations")
+        fine = self.h > 0 and integers([self.n]) and self.n <= 10**4 and type(self.p["reflect"]) is bool
+        require(TINY <= self.tau <= 1 and fine, "a proximal layer needs h > 0, 0 < τ ≤ 1 and 1 to 10⁴ iterations")
 
     def run(self, x):
         z = x
@@ -699,8 +699,8 @@ class Proximal(Convex):
     def error(self, entries, *reaches):
         (reach,), norm = reaches, self.op.norm
         within = 2 * (reach + 2 * self.h * norm * self.bias_norm())
-        wrong, size = self.gradient_error(within)
-        step = self.tau * self.h * wrong + gamma(6) * (3 * within + self.h * size)
+        error, size = self.gradient_error(within)
+        step = self.tau * self.h * error + gamma(6) * (3 * within + self.h * size)
         total = (step + 8 * self.op.entries * TINY * (1 + self.h)) / self.tau
         require(total <= within / 2, "the rounding error of a proximal layer is larger than its output")
         if not self.p["reflect"]:
@@ -714,8 +714,8 @@ class Series(Primitive):
 
     def setup(self):
         self.h, self.terms = Fraction(float(self.p["h"])), self.p["terms"]
-        some = self.h >= 1000 * TINY and integers([self.terms]) and self.terms <= 1000
-        require(some and type(self.op) is Linear and self.op.skew(), "a series needs h > 0, terms, and a skew map")
+        fine = self.h >= 1000 * TINY and integers([self.terms]) and self.terms <= 1000
+        require(fine and type(self.op) is Linear and self.op.skew(), "a series needs h > 0, terms and a skew map")
 
     def run(self, x):
         total = term = x
@@ -731,14 +731,14 @@ class Series(Primitive):
         return (1 + angle**self.terms / math.factorial(self.terms)) * distances[0]
 
     def error(self, entries, *reaches):
-        size, wrong, total, sums = reaches[0], Fraction(0), Fraction(0), reaches[0]
+        size, error, total, sums = reaches[0], Fraction(0), Fraction(0), reaches[0]
         for j in range(1, self.terms):
             scale = self.h / j
-            wrong = scale * (self.op.norm * wrong + self.op.apply_error(size + wrong))
+            error = scale * (self.op.norm * error + self.op.apply_error(size + error))
             size = scale * self.op.norm * size
-            wrong += 4 * U * (size + wrong) + self.op.entries * TINY
-            sums += size + wrong
-            total += wrong + U * sums * (1 + 2 * U) ** self.terms
+            error += 4 * U * (size + error) + self.op.entries * TINY
+            sums += size + error
+            total += error + U * sums * (1 + 2 * U) ** self.terms
         return total
 
 
@@ -860,7 +860,7 @@ def read_safetensors(path):
         if kind == "<f8":
             bits = tensor.view("<i8")  # some processors read subnormal numbers as 0
             fit = (((bits & 2047 << 52) != 0) | (bits << 1 == 0)) & (np.abs(tensor) <= 2.0**900)
-            require(bool(fit.all()), f"{name} has numbers that are not finite, or out of range")
+            require(bool(fit.all()), f"{name} has numbers that are not finite, subnormal, or above 2⁹⁰⁰")
         tensors[name] = tensor
     return json.loads(metadata["lipflow"]), tensors
 
@@ -881,7 +881,7 @@ class Network:
             before = all(j < i for j in inputs)
             require(integers([which, *inputs], 0) and before, f"vertex {i} does not come after its inputs")
             p = self.primitives[which]
-            require((type(p) is Input) == (i == 0), "the first vertex, and no other, is the input")
+            require((type(p) is Input) == (i == 0), f"vertex {i}: the first vertex must be the input, and no other")
             self.shapes.append(tuple(p.out_shape(*(self.shapes[j] for j in inputs))))
 
     def values(self, x):
@@ -918,10 +918,10 @@ class Network:
         return constants, errors
 
     def pair_bounds(self, constants):
-        """Bounds of the Lipschitz constants of fᵢ - fⱼ.
+        """Bounds on the Lipschitz constants of fᵢ - fⱼ.
 
-        The rows of the identity are multiplied by matrices of linear primitives, from the output backwards. Where they
-        stop, ‖rowᵢ - rowⱼ‖·L is added to the bound.
+        The rows of the identity are multiplied by the matrices of linear primitives, from the output backwards. At a
+        vertex that is not linear, ‖rowᵢ - rowⱼ‖·L is added to the bound.
         """
         classes, last = self.shapes[-1][0], len(self.vertices) - 1
         carried = {last: (np.eye(classes), [Fraction(0)] * classes)}
@@ -944,13 +944,13 @@ class Network:
                 more = more.reshape(classes, *self.shapes[j])
                 entries = math.prod(self.shapes[j])
                 slack = math.prod(self.shapes[i]) * entries * TINY
-                wrong = [factor * e + unit * n + slack for e, n in zip(errors, lengths, strict=True)]
+                new_errors = [factor * e + unit * n + slack for e, n in zip(errors, lengths, strict=True)]
                 if j in carried:
-                    before, others = carried[j]
+                    before, old_errors = carried[j]
                     more = before + more
-                    sums = zip(others, wrong, more, strict=True)
-                    wrong = [a + b + 2 * U * norm_up(row) + entries * TINY for a, b, row in sums]
-                carried[j] = more, wrong
+                    sums = zip(old_errors, new_errors, more, strict=True)
+                    new_errors = [a + b + 2 * U * norm_up(row) + entries * TINY for a, b, row in sums]
+                carried[j] = more, new_errors
         return np.maximum(total, 2.0**-1022)
 
 
@@ -959,7 +959,7 @@ def nextafter(x):
 
 
 def selects(rows):
-    """Whether every row has at most one entry, a power of two: then its products with matrices are exact."""
+    """Whether every row has at most one nonzero entry, and that is a power of two: then products are exact."""
     mantissa = np.abs(np.frexp(rows)[0])
     return bool(((mantissa == 0) | (mantissa == 0.5)).all()) and (rows != 0).sum(1).max() <= 1
 
@@ -984,9 +984,9 @@ def least_ratio(logits, label, bounds, slack=0.0, below=lambda x: x):
 
 
 def check(folder, full=False, sample=32, seed=None):
-    """Return what was verified of the certificate in a folder, or raise `Rejected` with the reason.
+    """Verify the certificate in a folder: return a summary, or raise `Rejected` with the reason.
 
-    Without `full`, scores are recomputed for a random sample of this size only.
+    Without `full`, scores are recomputed for `sample` random images only.
     """
     folder = Path(folder)
     try:
@@ -1021,7 +1021,7 @@ def _check(folder, claims, full, sample, seed):
     total, error, low, high = constants[-1], errors[-1], *claims["domain"]
     require(len(network.shapes[-1]) == 1 and network.shapes[-1][0] >= 2, "the output is not a vector of scores")
     classes, bounds = network.shapes[-1][0], network.pair_bounds(constants)
-    require(claims["classes"] == classes, f"the network has {classes} classes")
+    require(claims["classes"] == classes, f"the network has {classes} classes, not {claims['classes']}")
     require(total <= number(claims["lipschitz"]), f"L = {claims['lipschitz']} is stated too low")
     require(error <= number(claims["rounding"]), f"E = {claims['rounding']} is stated too low")
     claimed = np.asarray(claims["pair_bounds"], dtype=np.float64)
@@ -1034,10 +1034,10 @@ def _check(folder, claims, full, sample, seed):
     fits = images.shape == (count, *in_shape) and logits.shape == (count, classes)
     fits = fits and truth.shape == label.shape == radius.shape == paper.shape == (count,)
     require(fits, "the columns do not fit the claims")
-    require(logits.dtype == radius.dtype == paper.dtype == np.float64, "scores and radii are float64")
-    require(truth.dtype.kind in "iu" and label.dtype.kind in "iu", "labels are integers")
+    require(logits.dtype == radius.dtype == paper.dtype == np.float64, "scores and radii are not float64")
+    require(truth.dtype.kind in "iu" and label.dtype.kind in "iu", "labels are not integers")
     require(((truth >= 0) & (truth < classes)).all(), "a true label is not one of the classes")
-    require(images.dtype in (np.uint8, np.float16, np.float32, np.float64), "images are bytes or floats")
+    require(images.dtype in (np.uint8, np.float16, np.float32, np.float64), "images are neither uint8 nor floats")
     byte = images.dtype == np.uint8
     inside = low <= 0 < 1 <= high if byte else ((images >= low) & (images <= high)).all()
     require(inside, f"an image lies outside of [{low}, {high}]")
@@ -1045,7 +1045,7 @@ def _check(folder, claims, full, sample, seed):
     slack = up(4 * sqrt_up(Fraction(2)) * error)
     derived = least_ratio(logits, label, bounds, slack, lambda x: np.nextafter(x, -np.inf))
     for i in np.flatnonzero(~(radius <= derived)):
-        raise Rejected(f"image {i}: R = {radius[i]} is more than can be derived")
+        raise Rejected(f"image {i}: R = {radius[i]} is more than can be derived, {derived[i]}")
     require((paper == least_ratio(logits, label, claimed)).all(), "a radius by the paper's rule is wrong")
 
     chosen = np.sort(np.random.default_rng(seed).permutation(count)[: count if full else sample])
