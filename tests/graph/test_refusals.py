@@ -207,7 +207,7 @@ def hooked() -> ConvexPotential:
     return field
 
 
-UNKNOWN_OPERATOR = r"^0: freeze knows the operators .*, and not Twice|norm_bound takes a .*, not Twice"
+UNKNOWN_OPERATOR = r"^0: freeze takes the operators .*, not Twice|norm_bound takes a .*, not Twice"
 FIELDS = {
     "stronger, explicit": (lambda: Stronger(DenseWeight(3, 4)), lipflow.ExplicitEuler(), SOMETHING_ELSE),
     "stronger, implicit": (lambda: Stronger(DenseWeight(3, 4)), lipflow.ImplicitEuler(), SOMETHING_ELSE),

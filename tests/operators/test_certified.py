@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lipflow import check
 from lipflow.operators import Adjoint, ConvOperator, DenseOperator, FourierMultiplier
-from lipflow.operators.certified import ENTRY, CertifiedFourier, certify, column_transform, row_transform
+from lipflow.operators.certified import TRANSFORM_ERROR, CertifiedFourier, certify, column_transform, row_transform
 from lipflow.operators.columns import Columns
 from lipflow.primitives import Affine, Gather
 from tests.operators.geometry import matrix_of
@@ -132,7 +132,7 @@ def test_transforms_have_accurate_entries(n):
         for value, wave, c in entries:
             amplitude = (flint.arb(c) / n).sqrt()
             error = float(abs(flint.arb(float(value)) - amplitude * wave).upper())
-            assert error <= float(ENTRY) * float(amplitude)
+            assert error <= float(TRANSFORM_ERROR) * float(amplitude)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from lipflow.blocks.affine import Affine, Parameterisation
 from lipflow.flows.weight import require_flat, require_images, require_positive
 from lipflow.operators import ConvOperator, DenseOperator
-from lipflow.operators.norm import in_full
+from lipflow.operators.norm import without_autocast
 
 ITERATIONS = 20  # of Björck's, as published
 
@@ -26,7 +26,7 @@ def bjorck(m: Tensor, iterations: int = ITERATIONS) -> Tensor:
     """
     if m.shape[-2] < m.shape[-1]:
         return bjorck(m.mT, iterations).mT
-    with in_full(m):  # rounded products would not give orthonormal columns
+    with without_autocast(m):  # rounded products would not give orthonormal columns
         m = m / _length(m)
         gram = m.mT @ m
         m = m / _length(gram @ gram) ** 0.25
@@ -43,7 +43,7 @@ def _length(m: Tensor) -> Tensor:
 
 def turn(kernel: Tensor, q: Tensor, axis: int) -> Tensor:
     """The kernel of the composition with the two-tap convolution of the projector qqᵀ along an axis: one tap longer."""
-    with in_full(q):
+    with without_autocast(q):
         projected = torch.einsum("cr,dr,dmhw->cmhw", q, q, kernel)
     first, second = ((0, 0, 0, 1), (0, 0, 1, 0)) if axis == 0 else ((0, 1, 0, 0), (1, 0, 0, 0))
     return F.pad(projected, first) + F.pad(kernel - projected, second)

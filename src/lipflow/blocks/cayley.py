@@ -13,7 +13,7 @@ from lipflow.flows.resolvent import inverse, symbols
 from lipflow.flows.scale import LearnedScale
 from lipflow.flows.weight import ConvWeight, DenseWeight, require_flat
 from lipflow.operators import ConvOperator, DenseOperator, FourierMultiplier, LinearOperator
-from lipflow.operators.norm import in_full
+from lipflow.operators.norm import without_autocast
 
 
 def cayley_transform(w: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ def cayley_transform(w: Tensor) -> Tensor:
         return cayley_transform(w.mH).mH
     u, v = w[..., :columns, :], w[..., columns:, :]
     identity = torch.eye(columns, dtype=w.dtype, device=w.device)
-    with in_full(w):  # rounded factors would not give an orthogonal matrix
+    with without_autocast(w):  # rounded factors would not give an orthogonal matrix
         inverted = inverse(identity + u - u.mH + v.mH @ v)
         return torch.cat([2 * inverted - identity, -2 * v @ inverted], -2)
 

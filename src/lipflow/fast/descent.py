@@ -25,7 +25,7 @@ from torch import Tensor
 from lipflow.fast.torch_state import is_batch_of_gradients, transformed
 from lipflow.operators import ConvOperator, DenseOperator, LinearOperator
 from lipflow.operators.columns import Columns
-from lipflow.operators.norm import in_full, norm
+from lipflow.operators.norm import norm, without_autocast
 
 Sigma = Callable[[Tensor], Tensor]
 MIN_CHANNELS = 16  # convolutions to fewer channels run by columns: oneDNN computes 16 at a time
@@ -39,7 +39,7 @@ class NormStep(NamedTuple):
 
     def size(self, op: LinearOperator) -> tuple[Tensor, Tensor]:
         """h, differentiable in W, and Wu."""
-        with in_full(self.u):
+        with without_autocast(self.u):
             image = op(self.u[None])
             return two_over(self.slope * norm(image) ** 2), image
 
@@ -122,7 +122,7 @@ class _Descend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layers: Sequence[Layer], *parameters: Tensor | None) -> Tensor:
         ctx.layers, ctx.dtype = layers, products(x)
-        with in_full(x):
+        with without_autocast(x):
             return _forward(ctx, x, layers, parameters)
 
     @staticmethod
@@ -132,9 +132,9 @@ class _Descend(torch.autograd.Function):
         rounded, saved = saved[len(saved) - ctx.rounded :], saved[: len(saved) - ctx.rounded]
         # With create_graph=True this derivative may itself be differentiated; and many gradients may come at once.
         if (again := torch.is_grad_enabled()) or is_batch_of_gradients(g):
-            with torch.enable_grad(), torch.autocast(g.device.type, ctx.dtype) if rounded else in_full(g):
+            with torch.enable_grad(), torch.autocast(g.device.type, ctx.dtype) if rounded else without_autocast(g):
                 return _differentiable(x, ctx.layers, saved[-2 * count :], ctx.needs_input_grad, g, again)
-        with in_full(g):
+        with without_autocast(g):
             return _backward(ctx, _runners(ctx.layers, ctx.dtype, rounded), x, saved[: -2 * count], g)
 
 

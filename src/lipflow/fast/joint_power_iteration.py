@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lipflow.operators import ConvOperator, LinearOperator
 from lipflow.operators.columns import run
-from lipflow.operators.norm import in_full, power_iteration
+from lipflow.operators.norm import power_iteration, without_autocast
 
 MAX_GROUP = 32  # operators in one iteration: their vectors and columns are in memory at once
 
@@ -40,7 +40,7 @@ def _iterate_as_one(ops: Sequence[ConvOperator], us: Tensor) -> list[Tensor]:
     count = len(ops)
     geometry = dict(ops[0].geometry, groups=count * ops[0].groups)
     op = ConvOperator(torch.cat([other.kernel.detach() for other in ops]), **geometry)
-    with in_full(us):
+    with without_autocast(us):
         v = _units(_apply(op, us.reshape(1, *op.in_shape)), count)
         new = _units(_apply(op, v, forward=False), count).reshape(us.shape)
     flat = new.flatten(1)

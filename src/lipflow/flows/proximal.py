@@ -22,7 +22,7 @@ from lipflow.fast.descent import autocasts
 from lipflow.fast.torch_state import is_batch_of_gradients, transformed
 from lipflow.flows.field import Convex
 from lipflow.node import Node
-from lipflow.operators.norm import in_full, norm
+from lipflow.operators.norm import norm, without_autocast
 from lipflow.primitives import LiveProximal, Norm
 from lipflow.primitives.declared import declared
 from lipflow.primitives.descent import UNSOLVED
@@ -47,7 +47,7 @@ def proximal_step(field: Convex, x: Tensor, h: float, iterations: int | None, re
         return _lower(field, x, h, iterations, reflect)
     if autocasts(x):
         x = x.float()  # the input may be rounded, and the solution is not
-    with in_full(x):
+    with without_autocast(x):
         ell, count = _plan(field, tuple(x.shape[1:]), h, iterations)
         z = proximal(field.gradient, x, h, ell, count, now=lambda: _current_gradient(field))
         return 2 * z - x if reflect else z
@@ -172,14 +172,14 @@ def _implicit_gradient(gradient: Gradient, z: Tensor, h: float, g: Tensor, limit
         )
     if torch.is_grad_enabled():
         raise RuntimeError("an implicit layer has first derivatives only: its second would be wrong; drop create_graph")
-    with in_full(g), torch.enable_grad():
+    with without_autocast(g), torch.enable_grad():
         point = z.detach().requires_grad_()
         value = gradient(point)
 
     def apply(w: Tensor) -> Tensor:
         if not value.requires_grad:
             return w  # a constant gradient: H = 0
-        with in_full(g):
+        with without_autocast(g):
             (hessian,) = torch.autograd.grad(value, point, w, retain_graph=True, allow_unused=True)
         return w if hessian is None else w + h * hessian
 

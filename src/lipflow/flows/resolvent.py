@@ -11,7 +11,7 @@ from lipflow.flows.field import Skew
 from lipflow.operators import ConvOperator, DenseOperator, LinearOperator
 from lipflow.operators.fourier import phases, symbol
 from lipflow.operators.multiplier import multiply
-from lipflow.operators.norm import in_full
+from lipflow.operators.norm import without_autocast
 
 MAX_BATCHED_ROWS = 128  # of the matrices that torch inverts in batches
 
@@ -34,7 +34,7 @@ def resolvent(op: LinearOperator, alpha: float, beta: float) -> Tensor:
     assert isinstance(op, DenseOperator | ConvOperator)
     a = op.weight if isinstance(op, DenseOperator) else symbols(op)
     identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-    with in_full(a):
+    with without_autocast(a):
         return (1 + beta / alpha) * inverse(identity - alpha * a) - (beta / alpha) * identity
 
 
@@ -58,7 +58,7 @@ def symbols(op: ConvOperator) -> Tensor:
     cosine, sine = phases(kernel_size, dilation, (height, width), frequencies)
     # Tap j reads at i + dj - p, so its factor is e^{iω(dj - p)}; `symbol` sums the e^{iωdj}, without the padding p.
     turn = torch.complex(*_turn(op, frequencies)).conj()
-    with in_full(op.kernel):
+    with without_autocast(op.kernel):
         parts = [torch.complex(*symbol(kernel, cosine, sine)) for kernel in op.kernel.chunk(op.groups)]
     stacked = torch.stack(parts)
     return (stacked * turn.to(stacked)).unflatten(1, (height, -1))

@@ -15,7 +15,7 @@ from lipflow.flows.field import ConvexPotential
 from lipflow.flows.flow import Flow
 from lipflow.flows.step import ExplicitEuler
 from lipflow.node import Node
-from lipflow.operators.conv import likes_channels_last
+from lipflow.operators.conv import faster_channels_last
 
 M = TypeVar("M", bound=nn.Module)
 Vectors = dict[int, Tensor]  # the unit vectors of this pass, by the id of their weight
@@ -65,7 +65,7 @@ def run(layers: Iterable[nn.Module], x: Tensor, vectors: Vectors) -> Tensor:
         if layer is None:
             x, turned = module(x.contiguous() if turned else x), False
             continue
-        if likes_channels_last(layer.op, x) and x.is_contiguous() and not layer.by_columns(x):
+        if faster_channels_last(layer.op, x) and x.is_contiguous() and not layer.by_columns(x):
             x, turned = x.contiguous(memory_format=torch.channels_last), True
         chain.append(layer)
     x = descend(x, *chain) if chain else x

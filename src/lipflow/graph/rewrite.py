@@ -284,8 +284,8 @@ def adjoint_ratios(back: LinearOperator, op: LinearOperator) -> Tensor | None:
         theirs = back.weight.T
     elif isinstance(op, ConvOperator) and isinstance(back, Adjoint) and back.op.geometry == op.geometry:
         theirs = back.weight
-    elif isinstance(op, ConvOperator) and isinstance(back, ConvOperator) and _is_turned(back, op):
-        theirs = back.turned
+    elif isinstance(op, ConvOperator) and isinstance(back, ConvOperator) and _has_adjoint_geometry(back, op):
+        theirs = back.adjoint_kernel
     else:
         return None
     theirs, ours = theirs.flatten(1), op.weight.flatten(1)
@@ -295,13 +295,13 @@ def adjoint_ratios(back: LinearOperator, op: LinearOperator) -> Tensor | None:
     return ratios if bool((off <= SAME * theirs.norm(dim=1).max()).all()) else None
 
 
-def _is_turned(back: ConvOperator, op: ConvOperator) -> bool:
+def _has_adjoint_geometry(back: ConvOperator, op: ConvOperator) -> bool:
     """Whether a convolution has the geometry of the adjoint of `op`: stride 1, and the complementary padding."""
     axes = zip((back.rows, back.columns), (op.rows, op.columns), strict=True)
     return (
         back.padding_mode == op.padding_mode == "zeros"
         and back.groups == op.groups
-        and back.turned.shape == op.kernel.shape
+        and back.adjoint_kernel.shape == op.kernel.shape
         and all(
             a.stride == b.stride == 1
             and a.dilation == b.dilation

@@ -23,8 +23,8 @@ from lipflow.operators.norm import norm_certificate
 from lipflow.operators.operator import Adjoint, LinearOperator
 from lipflow.rounding import SLACK, TINY, U, gamma, in_range, sqrt_up, up
 
-# The relative error of an entry of R or G: a cosine within 8u, an amplitude with two roundings, and their product.
-ENTRY = 12 * U
+# Bounds the relative error of an entry of R or G: a cosine within 8u, an amplitude with two roundings, their product.
+TRANSFORM_ERROR = 12 * U
 
 
 class CertifiedOperator(LinearOperator):
@@ -50,7 +50,7 @@ class CertifiedOperator(LinearOperator):
 
     @property
     def proof(self) -> dict[str, Any]:
-        """What another program needs to verify the norm, beside the weights."""
+        """What another program needs to verify the norm, besides the weights."""
         return dict(norm=self.norm)
 
     def with_weight(self, weight: Tensor) -> LinearOperator:
@@ -68,7 +68,7 @@ def certify(op: LinearOperator) -> CertifiedOperator:
     kind = _CERTIFIED.get(type(op))
     if kind is None:
         known = ", ".join(known.__name__ for known in _CERTIFIED)
-        raise TypeError(f"freeze knows the operators {known}, and not {type(op).__name__}")
+        raise TypeError(f"freeze takes the operators {known}, not {type(op).__name__}")
     dtype = torch.complex128 if op.weight.is_complex() else torch.float64
     weight = op.weight.detach().to("cpu", dtype).resolve_conj().clone(memory_format=torch.contiguous_format)
     return kind(op.with_weight(weight))
@@ -147,7 +147,7 @@ class CertifiedProduct(CertifiedOperator):
 
 
 class _Product(torch.autograd.Function):
-    """Wx, or else Wᵀx, opaque to autograd and torch.func. The derivative of one map is the other, run the same way."""
+    """Wx, or Wᵀx if not `forward`. Autograd does not record how it is computed: the derivative of one is the other."""
 
     @staticmethod
     def forward(x: Tensor, w: CertifiedProduct, forward: bool) -> Tensor:
@@ -187,7 +187,7 @@ def spread_bound(op: DenseOperator | ConvOperator) -> float:
 
 
 def repeats(op: LinearOperator) -> int:
-    """At most how often padding repeats one input position."""
+    """A bound on how many times padding repeats one input position."""
     if not isinstance(op, ConvOperator) or op.padding_mode == "zeros":
         return 1
     return math.prod(-(-(axis.size + axis.before + axis.after) // axis.size) for axis in (op.rows, op.columns))
@@ -201,8 +201,8 @@ class CertifiedFourier(CertifiedOperator):
     (0, and w/2 for even w) and c = 2 otherwise. Along its columns let G be the real 2h × 2h matrix [[C, S], [-S, C]]/√h
     of the cosines and sines of 2πfj/h: the Fourier matrix e^{-iωj}/√h, acting on real and imaginary parts. Then RᵀR = I
     and GᵀG = GGᵀ = I. E is the matrix [[Re M, -Im M], [Im M, Re M]] at each of the h × m frequencies. The map is real
-    and linear whatever the matrices M are, at 0 and at w/2 too, and of norm at most the greatest ‖M‖. An FFT is no sum
-    of products that the error model covers; these are. Proofs: docs/soundness-spectral.md.
+    and linear for any matrices M, at 0 and at w/2 too, and of norm at most the greatest ‖M‖. The error model covers
+    these products, and does not cover an FFT. Proofs: docs/soundness-spectral.md.
     """
 
     def __init__(self, op: FourierMultiplier) -> None:
@@ -229,10 +229,10 @@ class CertifiedFourier(CertifiedOperator):
         return sqrt_up(sums / (1 - gamma(terms)) ** 2) * (1 + SLACK) + terms * TINY
 
     def apply_error(self, reach: Fraction) -> Fraction:
-        """Five products, each with its inner length, ‖A‖, ‖|A|‖, and the error of the entries of A."""
+        """The errors of five products with matrices A: of each, the terms of a sum, ‖A‖, ‖|A|‖, and the error of A."""
         (h, m, out, into), width = self.real.shape, self.op.in_size[1]
-        row = (Fraction(1), sqrt_up(Fraction(width)), ENTRY * sqrt_up(Fraction(2 * width)))
-        column = (Fraction(1), sqrt_up(Fraction(2 * h)), 2 * ENTRY * sqrt_up(Fraction(h)))
+        row = (Fraction(1), sqrt_up(Fraction(width)), TRANSFORM_ERROR * sqrt_up(Fraction(2 * width)))
+        column = (Fraction(1), sqrt_up(Fraction(2 * h)), 2 * TRANSFORM_ERROR * sqrt_up(Fraction(h)))
         matrices = (Fraction(self.norm), self.spread, Fraction(0))
         products = ((width, row), (2 * h, column), (2 * into, matrices), (2 * h, column), (2 * m, row))
         size, error, entries = reach, Fraction(0), 2 * h * m * max(out, into)

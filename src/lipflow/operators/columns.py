@@ -18,10 +18,10 @@ from torch.nn import functional as F
 
 from lipflow.operators.conv import Axis, ConvOperator
 
-CACHE_BYTES = 2 * 2**20  # of the columns of one chunk of images
-MANY_BYTES = 16 * CACHE_BYTES  # of the columns of images that run as one (`many_channels`)
+CACHE_BYTES = 2 * 2**20  # the most for the columns of one chunk of images
+MANY_BYTES = 16 * CACHE_BYTES  # the most for the columns of images that run as one (`many_channels`)
 LANES = 16  # columns are padded with zero rows to a multiple of this, for which matrix products are faster
-Places = tuple[slice, slice]  # along one axis, the positions on both sides that a tap connects
+Places = tuple[slice, slice]  # of a tap along one axis: the positions on both sides that it connects
 
 
 class Columns:
@@ -33,14 +33,14 @@ class Columns:
         `matrix` is `matrix_of(op)`, if it is known.
         """
         if op.padding_mode != "zeros":
-            raise ValueError("only zero-padded convolutions have columns; pad, and give the one without padding")
+            raise ValueError(f"only zero-padded convolutions have columns, not {op}; pad x first, and use padding=0")
         out_is_narrow, self.order = _sides(op)
         self.out_is_narrow = out_is_narrow
         self.narrow_shape, self.wide_shape = (op.out_shape, op.in_shape)[:: 1 if out_is_narrow else -1]
         self.kernel_shape = op.kernel.shape
         self.groups, self.channels = op.groups, self.narrow_shape[0] // op.groups
         self.matrix = matrix_of(op) if matrix is None else matrix
-        # Of each row tap and each column tap: the positions on the narrow side and on the wide side that it connects
+        # For each row tap and each column tap, the positions on the narrow side and on the wide side that it connects
         self.row_taps, self.column_taps = (
             [(out, into) if out_is_narrow else (into, out) for into, out in _places(axis)]
             for axis in (op.rows, op.columns)
@@ -113,7 +113,7 @@ class Columns:
         return out.permute(2, 0, 1, 3, 4).flatten(1, 2)
 
     def gradient(self) -> Tensor:
-        """The zero to which `add_gradient` adds."""
+        """Zeros, to which `add_gradient` adds."""
         return torch.zeros_like(self.matrix.mT)
 
     def add_gradient(self, total: Tensor, columns: Tensor, wide: Tensor, sign: int = 1) -> None:
@@ -122,7 +122,7 @@ class Columns:
         total.add_(each.unflatten(0, (-1, self.groups)).sum(0), alpha=sign)
 
     def weight_of(self, total: Tensor) -> Tensor:
-        """A matrix of Mᵀ's shape as a kernel."""
+        """A matrix of the shape of Mᵀ as a kernel."""
         taps = len(self.row_taps) * len(self.column_taps)
         blocks = total.mT[:, : taps * self.channels].unflatten(1, (taps, self.channels))
         return blocks.permute([self.order.index(axis) for axis in range(4)]).reshape(self.kernel_shape)
@@ -162,7 +162,7 @@ def _along(t: Tensor, axis: int, where: slice) -> Tensor:
 
 
 class _Buffers:
-    """Buffers for the columns of a chunk, and for the intermediate with row taps apart and column taps together.
+    """Buffers for the columns of a chunk, and for an intermediate in which only the row taps are separate.
 
     Gathered columns are zero at first, and positions that no tap reaches stay zero.
     """
@@ -176,7 +176,7 @@ class _Buffers:
         self.matrix, self.chunk = columns.matrix, 0
 
     def fit(self, cache_bytes: int) -> int:
-        """The number of images whose columns take so many bytes."""
+        """The number of images whose columns fit into `cache_bytes`, at least 1."""
         return max(1, cache_bytes // (math.prod(self.shapes[0]) * self.matrix.element_size()))
 
     def allocate(self, batch: int) -> int:
@@ -202,7 +202,7 @@ def _sides(op: ConvOperator) -> tuple[bool, tuple[int, ...]]:
 
 
 def run(op: ConvOperator, x: Tensor, forward: bool = True, matrix: Tensor | None = None) -> Tensor:
-    """Wx, or else Wᵀx; `matrix` is `matrix_of(op)`, if it is known."""
+    """Wx, or Wᵀx if not `forward`; `matrix` is `matrix_of(op)`, if it is known."""
     if op.padding_mode == "circular":
         size = [axis.size + axis.before + axis.after for axis in (op.rows, op.columns)]
         unpadded = ConvOperator(op.kernel, **dict(op.geometry, in_size=size, padding=0, padding_mode="zeros"))

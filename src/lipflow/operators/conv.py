@@ -32,7 +32,7 @@ class Axis(NamedTuple):
 
     @property
     def unread(self) -> int:
-        """Padded positions past the last window."""
+        """The number of positions after the last window, padding included."""
         return self.size + self.before + self.after - (self.outputs - 1) * self.stride - self.extent
 
 
@@ -40,7 +40,7 @@ class ConvOperator(LinearOperator):
     """y = K ∗ x for a kernel K `(out, in / groups, height, width)`, on inputs `(batch, in, *in_size)`.
 
     `padding` is a number, a pair (rows, columns), pairs ((top, bottom), (left, right)), or "same" (stride 1 keeps
-    the size; an even kernel gets its odd position at the end). `padding_mode` is "zeros" or "circular".
+    the size; with an even kernel, the extra position is at the end). `padding_mode` is "zeros" or "circular".
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class ConvOperator(LinearOperator):
         stride, dilation, unread = self._pair("stride"), self._pair("dilation"), self._pair("unread")
         if self._symmetric and stride == (1, 1) and all(a.before < a.extent for a in (self.rows, self.columns)):
             margins = (self.rows.extent - 1 - self.rows.before, self.columns.extent - 1 - self.columns.before)
-            return F.conv2d(y, self.turned, None, 1, margins, dilation, self.groups)
+            return F.conv2d(y, self.adjoint_kernel, None, 1, margins, dilation, self.groups)
         if self._symmetric:
             return F.conv_transpose2d(y, self.kernel, None, stride, self._pair("before"), unread, self.groups, dilation)
         # No window reads the positions past the last one, so the adjoint is zero there.
@@ -91,7 +91,7 @@ class ConvOperator(LinearOperator):
         return self.unpad(F.pad(padded, (0, unread[1], 0, unread[0])))
 
     @property
-    def turned(self) -> Tensor:
+    def adjoint_kernel(self) -> Tensor:
         """The kernel of the adjoint: taps reversed, and inputs and outputs exchanged in each group."""
         blocks = self.kernel.unflatten(0, (self.groups, -1))
         return blocks.transpose(1, 2).flip(3, 4).flatten(0, 1)
@@ -117,7 +117,7 @@ class ConvOperator(LinearOperator):
 
     @property
     def _symmetric(self) -> bool:
-        """Whether torch's own padding suffices: zeros, equally many on both sides."""
+        """Whether torch can pad during the convolution: with zeros, equally many on both sides."""
         zeros = self.padding_mode == "zeros"
         return all(a.before == a.after and (zeros or a.before == 0) for a in (self.rows, self.columns))
 
@@ -147,8 +147,8 @@ class ConvOperator(LinearOperator):
         )
 
 
-def likes_channels_last(op: LinearOperator, x: Tensor) -> bool:
-    """Whether W is faster on images stored channels last: oneDNN would otherwise reorder them at every product.
+def faster_channels_last(op: LinearOperator, x: Tensor) -> bool:
+    """Whether W is faster on images that are channels last: oneDNN would otherwise reorder them at every product.
 
     The transforms of torch.func do not support memory formats.
     """
@@ -163,7 +163,7 @@ def axes(
     stride: int | tuple[int, int],
     dilation: int | tuple[int, int],
 ) -> tuple[Axis, Axis]:
-    """The two axes of a convolution, checked: every number at least 1 (padding 0), and room for one window."""
+    """The two axes of a convolution; raise unless all numbers are positive (padding: at least 0) and a window fits."""
     strides, dilations, sizes = _ints(stride, "stride"), _ints(dilation, "dilation"), _ints(in_size, "in_size")
     margins = pads(padding, kernel_size, dilations)
     both = [Axis(sizes[i], kernel_size[i], *margins[i], strides[i], dilations[i]) for i in range(2)]

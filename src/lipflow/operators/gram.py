@@ -25,10 +25,10 @@ def band_bound(
     product_error: Fraction,
     guess: float = 0.0,
 ) -> tuple[Fraction, float]:
-    """At least the greatest λmax(WWᵀ) over a batch, and the shift μ that proved it, which is a good next `guess`.
+    """At least the greatest λmax(WWᵀ) over a batch, and the shift μ of the proof, which is a good next `guess`.
 
     WWᵀ is within `product_error` of the symmetric G with the blocks `diagonal` (of which only the lower triangles are
-    read), the blocks `below` right below them, and 0 elsewhere. A matrix without strips is one strip.
+    read), the blocks `below` directly below them, and 0 elsewhere. A matrix that is not cut is one strip.
 
     Note [Cholesky certificate]. Let μ be a guess, M = fl(μI - G), R the Cholesky factor of M computed by LAPACK,
     whose block row t is [C_t, L_t] below [.., L_{t-1}], and P = fl(RRᵀ). RRᵀ ⪰ 0 for every real R, hence
@@ -58,7 +58,7 @@ def _mirror(g: Tensor) -> Tensor:
 
 
 def band_shift(diagonal: Tensor, below: Tensor, guess: float = 0.0) -> tuple[float, list[Tensor]]:
-    """A number μ just above the greatest eigenvalue of a batch, or the guess, and the Cholesky factor of μI - G.
+    """The guess if it works, or a μ just above the greatest eigenvalue of a batch; and the Cholesky factor of μI - G.
 
     The proof does not rely on this function: a wrong μ or a wrong factor only loosens the bound.
     """
@@ -98,7 +98,7 @@ def _greatest_ritz_value(diagonal: Tensor, below: Tensor, steps: int = 64) -> fl
     """The greatest Ritz value of a batch after some steps of Lanczos' method from a fixed start, from below."""
     batch, strips, q = diagonal.shape[:3]
     steps = min(steps, strips * q)
-    # G is positive semidefinite, so its largest entry is on the diagonal. What is left below the noise is rounding.
+    # G is positive semidefinite, so its largest entry is on the diagonal. A residual below `noise` is rounding error.
     noise = 2.0**-40 * diagonal.diagonal(dim1=-2, dim2=-1).amax((-2, -1))
     basis, alphas, betas = diagonal.new_zeros(batch, steps + 1, strips * q), [], []
     basis[:, 0] = start_vector((strips * q,), diagonal)
@@ -122,9 +122,9 @@ def _greatest_ritz_value(diagonal: Tensor, below: Tensor, steps: int = 64) -> fl
     return float(torch.linalg.eigvalsh(t).max())
 
 
-def tridiagonal(diagonal: Tensor, beside: Tensor) -> Tensor:
+def tridiagonal(diagonal: Tensor, off_diagonal: Tensor) -> Tensor:
     """The symmetric tridiagonal matrices with these diagonals  # (..., n), (..., n - 1)."""
-    return torch.diag_embed(diagonal) + torch.diag_embed(beside, 1) + torch.diag_embed(beside, -1)
+    return torch.diag_embed(diagonal) + torch.diag_embed(off_diagonal, 1) + torch.diag_embed(off_diagonal, -1)
 
 
 def start_vector(shape: tuple[int, ...], like: Tensor) -> Tensor:

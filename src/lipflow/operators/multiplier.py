@@ -17,8 +17,8 @@ class FourierMultiplier(LinearOperator):
         height, width = in_size
         if matrices.ndim != 4 or 0 in matrices.shape or tuple(matrices.shape[:2]) != (height, width // 2 + 1):
             raise ValueError(
-                f"a Fourier multiplier on {height}×{width} pixels takes matrices ({height}, {width // 2 + 1}, out, in) "
-                f"at w // 2 + 1 columns, not {tuple(matrices.shape)}"
+                f"a Fourier multiplier on {height}×{width} pixels takes matrices of shape "
+                f"({height}, {width // 2 + 1}, out, in), not {tuple(matrices.shape)}"
             )
         self.matrices, self.weight, self.in_size = matrices, matrices, in_size
         self.in_shape, self.out_shape = (matrices.shape[3], *in_size), (matrices.shape[2], *in_size)
@@ -43,11 +43,11 @@ class FourierMultiplier(LinearOperator):
 
 def multiply(matrices: Tensor, x: Tensor) -> Tensor:
     """Multiply the spectrum of x by a matrix at each frequency of rfft2  # (groups, h, w // 2 + 1, out, in)."""
-    if has_torch_function_unary(x):  # x may be a node, as in torch's own functions
+    if has_torch_function_unary(x):  # a node: use the rule of this function, as torch does for its own functions
         return handle_torch_function(multiply, (x,), matrices, x)
     groups, out = matrices.shape[0], matrices.shape[-2]
     if not x.numel():
-        # Some FFT libraries refuse an empty batch. The zero gradients keep distributed processes in step.
+        # Some FFT libraries raise on an empty batch. Distributed training needs gradients on every process: zeros.
         return x.new_zeros(len(x), groups * out, *x.shape[2:]) + 0 * (x.sum() + matrices.real.sum())
     x = x.to(matrices.real.dtype)  # autocast may have rounded x; FFTs run in the precision of the matrices
     spectrum = torch.fft.rfft2(x).unflatten(1, (groups, -1))

@@ -1,6 +1,6 @@
 """The spectral norm: an estimate from below, and a bound from above.
 
-`norm_estimate` is the paper's power iteration (Algorithm 1) and half a step more. It is differentiable.
+`norm_estimate` is the paper's power iteration (Algorithm 1), and one more product with W. It is differentiable.
 `norm_bound` is certified: never below the true norm, rounding included. Certificates use bounds only.
 The proofs are in docs/norms.md.
 """
@@ -22,8 +22,8 @@ from lipflow.operators.operator import Adjoint, LinearOperator
 from lipflow.operators.strip import exact_columns, strip_bound, strip_shift, strip_work, torus_columns
 from lipflow.rounding import TINY, U, gamma, power_of_two, sqrt_up, square_sum_bound, up
 
-EXACT: Side = (0, 0)  # stands for the side of a torus on an axis that is bounded exactly
-NO_TORUS: Torus = (EXACT, EXACT)
+EXACT_SIDE: Side = (0, 0)  # in place of the side of a torus, for an axis that is bounded without one
+NO_TORUS: Torus = (EXACT_SIDE, EXACT_SIDE)
 # The multiple of the symbol's error that a bound includes: one is needed, and with two more another program, whose own
 # symbol is within one error of the true one, can verify the bound (docs/norms.md, section 11).
 SYMBOL_ERRORS = 3
@@ -37,7 +37,7 @@ def norm_estimate(op: LinearOperator, u: Tensor | None = None, iterations: int =
     which is the derivative of ‖W‖ if u is the top singular vector.
     """
     start = start_vector(op.in_shape, op.weight.real) if u is None else u
-    with in_full(start):
+    with without_autocast(start):
         return norm(op(power_iteration(op, start, iterations)[None]))
 
 
@@ -51,7 +51,7 @@ def power_iteration(op: LinearOperator, u: Tensor, iterations: int) -> Tensor:
         raise ValueError(f"the start vector has shape {tuple(u.shape)}; {op} takes {op.in_shape}")
     if u.is_meta:
         return u
-    with in_full(u):
+    with without_autocast(u):
         for _ in range(iterations):
             v = _unit(op(u[None]))
             w = _unit(op.adjoint(v))[0].detach()  # no_grad does not stop derivatives of forward mode
@@ -64,8 +64,8 @@ def top_singular_vector(op: LinearOperator, start: Tensor, steps: int = 100) -> 
     """A unit vector u with ‖Wu‖ close to ‖W‖, by Lanczos' method on WᵀW; `start` itself if W is 0, NaN or infinite.
 
     The first vector is the sum of `start` and a random vector, as `start` may be orthogonal to the top singular vector.
-    The method stops when WᵀWu is within a relative √eps of a multiple of u: then an eigenvalue of WᵀW is as near. It
-    makes at least 30 steps, in which the random vector reveals a greater eigenvalue, if there is one.
+    The method stops when WᵀWu is within a relative √eps of a multiple of u: then that multiple is as close to an
+    eigenvalue of WᵀW. It makes at least 30 steps, so that the random vector finds a greater eigenvalue if there is one.
     """
     weight = op.weight.detach()
     greatest = weight.abs().amax()
@@ -74,8 +74,8 @@ def top_singular_vector(op: LinearOperator, start: Tensor, steps: int = 100) -> 
     op = op.with_weight(weight / greatest)
     basis = start.new_zeros(min(steps, start.numel()), start.numel())
     q = _unit(_unit(start) + _unit(start_vector(op.in_shape, start))).flatten()
-    diagonal, beside, ritz, eps = [], [], q, torch.finfo(q.dtype).eps
-    with in_full(start):
+    diagonal, off_diagonal, ritz, eps = [], [], q, torch.finfo(q.dtype).eps
+    with without_autocast(start):
         for k in range(len(basis)):
             basis[k] = q
             w = op.adjoint(op(q.reshape(1, *op.in_shape))).flatten()
@@ -85,17 +85,17 @@ def top_singular_vector(op: LinearOperator, start: Tensor, steps: int = 100) -> 
             length = float(w.norm())
             is_last = k + 1 == len(basis) or length <= eps * max(diagonal)
             if is_last or (k >= 29 and k % 5 == 4):
-                t = tridiagonal(*(torch.tensor(entries, dtype=torch.float64) for entries in (diagonal, beside)))
+                t = tridiagonal(*(torch.tensor(entries, dtype=torch.float64) for entries in (diagonal, off_diagonal)))
                 values, vectors = torch.linalg.eigh(t)
                 if is_last or length * abs(float(vectors[-1, -1])) <= math.sqrt(eps) * float(values[-1]):
                     ritz = vectors[:, -1].to(basis) @ basis[: k + 1]
                     break
-            beside.append(length)
+            off_diagonal.append(length)
             q = w / length
     return _unit(ritz).reshape(op.in_shape)
 
 
-def in_full(x: Tensor) -> AbstractContextManager[object]:
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Disable autocast on x's device, so that norms and step sizes have at least the precision of float32."""
     kind = x.device.type
     autocast = not x.is_meta and torch.is_autocast_enabled(kind)
@@ -124,11 +124,11 @@ def norm_bound(op: LinearOperator) -> float:
 
 
 def norm_certificate(op: LinearOperator) -> tuple[float, Torus]:
-    """`norm_bound`, and the torus of its proof, with EXACT for an axis that needs none."""
+    """`norm_bound`, and the torus of its proof, with EXACT_SIDE for an axis that is bounded without one."""
     if isinstance(op, Adjoint):
         return norm_certificate(op.op)
-    if type(op) not in _SCALED:
-        known = " or ".join(kind.__name__ for kind in _SCALED)
+    if type(op) not in _BOUND_OF:
+        known = " or ".join(kind.__name__ for kind in _BOUND_OF)
         raise TypeError(f"norm_bound takes a {known}, not {type(op).__name__}: it has a proof for those only")
     with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
         weight = op.weight.detach()
@@ -144,7 +144,7 @@ def norm_certificate(op: LinearOperator) -> tuple[float, Torus]:
         scale = power_of_two(float(weight.abs().max()))
         if scale == 0:
             return up(underflow) if subnormal else 0.0, NO_TORUS
-        scaled, torus = _SCALED[type(op)](op, weight / scale)
+        scaled, torus = _BOUND_OF[type(op)](op, weight / scale)
     bound = up((scaled + underflow) * Fraction(scale) + (underflow if subnormal else 0))
     if math.isinf(bound):
         raise ValueError(f"the norm of {op} is beyond float64: its greatest weight is {float(weight.abs().max()):.3g}")
@@ -168,7 +168,7 @@ def _fourier_bound(op: LinearOperator, weight: Tensor) -> tuple[Fraction, Torus]
 # and θ ∈ {0, π} on each axis. Stride s: N is a multiple of s, and the s² aliases of a frequency stand side by side in
 # one matrix, divided by s. A real kernel needs half of the frequencies.
 #
-# The bound on a torus exceeds the norm by a relative O(1/n²). Where the cost allows it, an axis is EXACT (strip.py).
+# The bound on a torus exceeds the norm by a relative O(1/n²). If the cost allows it, an axis has no torus (strip.py).
 
 
 def _conv_bound(op: LinearOperator, kernel: Tensor) -> tuple[Fraction, Torus]:
@@ -177,7 +177,7 @@ def _conv_bound(op: LinearOperator, kernel: Tensor) -> tuple[Fraction, Torus]:
     if op.padding_mode == "zeros":
         out, grouped, rows, columns = len(groups[0]), kernel.shape[1], op.rows, op.columns
         if op.groups * strip_work(rows, out * columns.outputs, grouped * columns.size) <= EXACT_WORK:
-            return sqrt_up(strip_bound((exact_columns(k, columns) for k in groups), rows)), (EXACT, EXACT)
+            return sqrt_up(strip_bound((exact_columns(k, columns) for k in groups), rows)), (EXACT_SIDE, EXACT_SIDE)
         frequencies = op.groups * (columns.size // columns.stride // 2 + 1)
         if frequencies * strip_work(rows, 2 * out, 2 * columns.stride * grouped) <= STRIP_WORK:
             return _strip_norm(op, groups)
@@ -190,11 +190,11 @@ def _strip_norm(op: ConvOperator, groups: list[Tensor]) -> tuple[Fraction, Torus
     def taps(side: Side) -> Iterator[Tensor]:
         return (batch for kernel in groups for batch in torus_columns(kernel, op.columns, side))
 
-    shift, best = math.inf, EXACT
+    shift, best = math.inf, EXACT_SIDE
     for side in _sides(op.columns, op.padding_mode):
         shift, best = min((shift, best), (strip_shift(lambda side=side: taps(side), op.rows, shift), side))
     bound = strip_bound(taps(best), op.rows, shift)
-    return sqrt_up(bound / op.columns.stride) + SYMBOL_ERRORS * _symbol_error(groups), (EXACT, best)
+    return sqrt_up(bound / op.columns.stride) + SYMBOL_ERRORS * _symbol_error(groups), (EXACT_SIDE, best)
 
 
 def _torus_norm(op: ConvOperator, groups: list[Tensor]) -> tuple[Fraction, Torus]:
@@ -213,7 +213,7 @@ def _torus_norm(op: ConvOperator, groups: list[Tensor]) -> tuple[Fraction, Torus
 
 
 def _symbol_error(groups: list[Tensor]) -> Fraction:
-    """Each entry of a symbol is a sum of k² products of K_j with a phase that is within 8u on both parts."""
+    """A bound on the error of a symbol: an entry is a sum of k² products of K_j with cosines and sines within 8u."""
     taps, numel = groups[0].shape[2] * groups[0].shape[3], sum(group.numel() for group in groups)
     spread = max(square_sum_bound(group.abs().sum((2, 3))) for group in groups) / (1 - gamma(taps)) ** 2
     return 2 * (gamma(taps) + 16 * U) * sqrt_up(spread) + sqrt_up(Fraction(2 * numel)) * taps * TINY
@@ -257,14 +257,14 @@ def _aliases(axis: Axis, padding_mode: str) -> tuple[int, int]:
 
 
 def _estimate(matrices: Tensor, candidates: int = 24) -> float:
-    """The greatest λ(WWᵀ) over the likeliest members of a batch: to choose a torus, never to certify."""
+    """The greatest λ(WWᵀ) over the members of largest ‖(WWᵀ)²‖_F in a batch: to choose a torus, never to certify."""
     w = matrices if matrices.shape[-2] <= matrices.shape[-1] else matrices.mT
     g = w @ w.mT
     largest = (g @ g).square().sum((-2, -1)).topk(min(candidates, len(g))).indices
     return float(torch.linalg.eigvalsh(g[largest]).max())
 
 
-_SCALED: dict[type, Callable[[LinearOperator, Tensor], tuple[Fraction, Torus]]] = {
+_BOUND_OF: dict[type, Callable[[LinearOperator, Tensor], tuple[Fraction, Torus]]] = {
     DenseOperator: lambda op, weight: (sqrt_up(gram_bound(weight[None])), NO_TORUS),
     ConvOperator: _conv_bound,
     FourierMultiplier: _fourier_bound,

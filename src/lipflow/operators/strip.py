@@ -22,8 +22,11 @@ BATCH_BYTES = 8 * 2**20  # of the blocks of the frequencies computed at once
 
 
 class Strips(NamedTuple):
-    """A cut of an axis: strip t has the outputs t·`thickness` + i and reads the `window` positions from
-    t·`step` - before on. As window ≤ 2·step, the strips t and t + 2 read nothing in common."""
+    """An axis cut into strips: strip t has the outputs t·`thickness` + i, 0 ≤ i < `thickness`.
+
+    It reads the `window` positions from t·`step` - before on. As window ≤ 2·step, the strips t and t + 2 read no common
+    position.
+    """
 
     pieces: int
     thickness: int
@@ -46,7 +49,7 @@ class Strips(NamedTuple):
 
 
 def toeplitz(taps: Tensor, outputs: int, stride: int, dilation: int) -> Tensor:
-    """Some outputs of one axis, each a window of taps  # (batch, taps, a, b) to (batch, outputs, a, positions, b)."""
+    """The matrix of some outputs of one axis  # (batch, taps, a, b) to (batch, outputs, a, positions, b)."""
     batch, k, a, b = taps.shape
     extent = dilation * (k - 1) + 1
     matrix = taps.new_zeros(batch, outputs, a, (outputs - 1) * stride + extent, b)
@@ -63,8 +66,10 @@ def exact_columns(kernel: Tensor, columns: Axis) -> Tensor:
 
 
 def torus_columns(kernel: Tensor, columns: Axis, side: Side) -> Iterator[Tensor]:
-    """The same matrices at half of the frequencies of a torus, as [[Re, -Im], [Im, Re]], times √stride
-    # (frequencies, rows of the kernel, 2·out, 2·stride·in)."""
+    """The same matrices at half of the frequencies of a torus, as [[Re, -Im], [Im, Re]], times √stride.
+
+    (frequencies, rows of the kernel, 2·out, 2·stride·in)
+    """
     out, grouped, height, width = kernel.shape
     rows_as_channels = kernel.permute(2, 0, 1, 3).reshape(height * out, grouped, width, 1)
     for batch in symbols(rows_as_channels, (columns.dilation, 1), (side, (1, 0)), (columns.stride, 1)):
