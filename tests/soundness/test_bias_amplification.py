@@ -35,8 +35,8 @@ from lipflow.primitives import (
     linear,
     series,
 )
-from lipflow.primitives.descent import MOST_STEPS, step_size
-from lipflow.primitives.series import MOST_TERMS
+from lipflow.primitives.descent import MAX_STEPS, step_size
+from lipflow.primitives.series import MAX_TERMS
 from lipflow.rounding import sqrt_up, up
 from tests.soundness import exact
 from tests.soundness.graphs import chain, wired
@@ -213,14 +213,14 @@ def _checked(kind: str, weight: Tensor | None = None, **entry) -> check.Primitiv
 def test_numbers_of_iterations_and_terms_are_limited():
     eye, skew = certify(DenseOperator(EYE)), certify(DenseOperator(SKEW))
     with pytest.raises(ValueError, match="proximal"):
-        Proximal(eye, None, NONLINEARITIES["relu"], 0.5, 0.5, MOST_STEPS + 1, False)
+        Proximal(eye, None, NONLINEARITIES["relu"], 0.5, 0.5, MAX_STEPS + 1, False)
     with pytest.raises(ValueError, match="series"):
-        TruncatedExponential(skew, 1.0, MOST_TERMS + 1)
+        TruncatedExponential(skew, 1.0, MAX_TERMS + 1)
     proximal = dict(h=0.5, tau=0.5, reflect=False)
-    for steps, terms in ((MOST_STEPS, MOST_TERMS), (1, 1)):
+    for steps, terms in ((MAX_STEPS, MAX_TERMS), (1, 1)):
         _checked("proximal", EYE, iterations=steps, **proximal)
         _checked("series", SKEW, h=1.0, terms=terms)
-    for wrong in (MOST_STEPS + 1, 0, 2.0, "3"):
+    for wrong in (MAX_STEPS + 1, 0, 2.0, "3"):
         with pytest.raises(check.Rejected, match="needs"):
             _checked("proximal", EYE, iterations=wrong, **proximal)
         with pytest.raises(check.Rejected, match="needs"):

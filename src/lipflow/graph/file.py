@@ -16,7 +16,7 @@ from lipflow.node import LoweringError, Vertex
 from lipflow.operators import ConvOperator, DenseOperator, FourierMultiplier
 from lipflow.operators.certified import CertifiedAdjoint, CertifiedFourier, CertifiedOperator, certify
 from lipflow.primitives import KINDS, NONLINEARITIES, Input, Primitive
-from lipflow.primitives.nonlinearity import EXACT, Nonlinearity, name_of
+from lipflow.primitives.nonlinearity import EXACT_SIGMAS, Nonlinearity, name_of
 
 SCHEMA = 2
 
@@ -125,7 +125,7 @@ def _primitive(index: int, entry: dict[str, Any], tensors: dict[str, Tensor]) ->
         if field.name == "op":
             value = _operator(value, tensors)
         elif field.name == "sigma":
-            if value not in EXACT:
+            if value not in EXACT_SIGMAS:
                 raise ValueError(f"a {kind.kind} primitive cannot be built from σ = {value!r}")
             value = NONLINEARITIES[value]
         elif field.name == "index":

@@ -1,4 +1,4 @@
-"""Primitive operations, to which networks are lowered. Each has a twin in `lipflow.check`."""
+"""Primitive operations, to which networks are lowered. `lipflow.check` has its own implementation of each."""
 
 from lipflow.primitives.activation import GroupSort, Householder, Pointwise
 from lipflow.primitives.declared import Declared

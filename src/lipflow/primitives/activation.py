@@ -13,13 +13,13 @@ from lipflow.primitives.primitive import Norm, Primitive, require, require_shape
 from lipflow.rounding import TINY, gamma, in_range
 from lipflow.shapes import Shape
 
-# Exact in floating point, fixing 0, with slopes in [-1, 1].
+# Functions σ that do not round, with σ(0) = 0 and slopes in [-1, 1].
 POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "abs": torch.abs, "hardtanh": F.hardtanh}
 
 
 @dataclass(frozen=True, eq=False)
 class Pointwise(Primitive):
-    """relu, abs or hardtanh of each entry, exact in floating point."""
+    """relu, abs or hardtanh of each entry. It does not round."""
 
     kind = "pointwise"
     name: str
@@ -37,7 +37,7 @@ class Pointwise(Primitive):
 
 @dataclass(frozen=True, eq=False)
 class GroupSort(Primitive):
-    """Sort each group of the entries i, i + C/g, … of the first axis, greatest first. Exact in floating point."""
+    """Sort each group of the entries i, i + C/g, … of the first axis, greatest first. It does not round."""
 
     kind = "group_sort"
     group: int
@@ -92,7 +92,7 @@ class Householder(Primitive):
         return max(Fraction(1), 2 * self.square - 1) * distances[0]
 
     def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
-        """v·x rounds by γ₂‖v‖‖x‖. Its product with v and the sum round 3 more times, of at most (1 + 2‖v‖²)‖x‖."""
+        """v·x has an error of at most γ₂‖v‖‖x‖. Three more roundings follow, of numbers of at most (1 + 2‖v‖²)‖x‖."""
         size = (1 + 2 * self.square) * reaches[0]
         underflow = 8 * entries * TINY * (1 + 2 * self.square)
         return in_range((gamma(2) * 2 * self.square + gamma(4)) * size + underflow)

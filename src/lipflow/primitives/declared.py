@@ -11,32 +11,35 @@ from lipflow.node import Node
 from lipflow.primitives.primitive import Certify, Norm, Primitive
 from lipflow.shapes import Shape
 
-Constant = Callable[[Norm], float]
-Allowance = Callable[[Norm, float], float]
+LipschitzOf = Callable[[Norm], float]  # from the norms of operators
+ToleranceOf = Callable[[Norm, float], float]  # from the norms of operators and a bound on ‖x‖
 
 
 def declared(
-    x: Node, name: str, function: Callable[[Tensor], Tensor], constant: Constant, allowance: Allowance | None = None
+    x: Node,
+    name: str,
+    function: Callable[[Tensor], Tensor],
+    lipschitz: LipschitzOf,
+    tolerance: ToleranceOf | None = None,
 ) -> Node:
-    """The node of a function with a declared constant; the function computes in the dtype of the network."""
+    """The node of a function with a declared Lipschitz constant. The function computes in the dtype of the network."""
     dtype = x.dtype
-    return Declared(name, lambda t: function(t.to(dtype)).to(t.dtype), constant, allowance)(x)
+    return Declared(name, lambda t: function(t.to(dtype)).to(t.dtype), lipschitz, tolerance)(x)
 
 
 @dataclass(frozen=True, eq=False)
 class Declared(Primitive):
-    """A function, a bound on its Lipschitz constant, and how far it may be from a map with that constant.
+    """A function within a declared tolerance of a map with a declared Lipschitz constant.
 
-    Both may depend on the norms of operators, and the latter on a bound on ‖x‖. `lipflow.lipschitz_bound` takes it;
-    `freeze` refuses it, as the rounding error of the function is unknown.
+    `lipflow.lipschitz_bound` accepts it; `freeze` refuses it, as the rounding error of the function is unknown.
     """
 
     kind = "declared"
     reason = "declared"
     name: str
     function: Callable[[Tensor], Tensor]
-    constant: Constant
-    allowance: Allowance | None = None
+    lipschitz_of: LipschitzOf
+    tolerance_of: ToleranceOf | None = None
 
     def out_shape(self, *shapes: Shape) -> Shape:
         (shape,) = shapes
@@ -46,13 +49,13 @@ class Declared(Primitive):
         return self.function(xs[0])
 
     def lipschitz(self, norm: Norm, *distances: Fraction) -> Fraction:
-        return Fraction(self.constant(norm)) * distances[0]
+        return Fraction(self.lipschitz_of(norm)) * distances[0]
 
     def tolerance(self, norm: Norm, *reaches: float) -> float:
-        return 0.0 if self.allowance is None else self.allowance(norm, reaches[0])
+        return 0.0 if self.tolerance_of is None else self.tolerance_of(norm, reaches[0])
 
     def certified(self, certify: Certify) -> Primitive:
         raise ValueError(
-            f"{self.name} has a declared bound, which lipschitz_bound takes; freeze cannot run it in certified "
+            f"{self.name} has a declared bound, which lipschitz_bound accepts; freeze cannot run it in certified "
             "arithmetic, as its rounding error is unknown"
         )

@@ -1,4 +1,4 @@
-"""Steps through a convex potential as primitives: gradient descent, and the proximal map."""
+"""Steps of the flow of -∇f for a convex potential f, as primitives: gradient descent, and the proximal map."""
 
 import math
 from collections.abc import Callable
@@ -11,18 +11,18 @@ from torch import Tensor
 from lipflow.operators import LinearOperator
 from lipflow.operators.certified import CertifiedOperator
 from lipflow.primitives.linear import add_bias, affine_error, bias_norm
-from lipflow.primitives.nonlinearity import EXACT, NONLINEARITIES, Nonlinearity, name_of
+from lipflow.primitives.nonlinearity import EXACT_SIGMAS, NONLINEARITIES, Nonlinearity, name_of
 from lipflow.primitives.primitive import Certify, Norm, Primitive, float64, require, require_operator, require_shape
 from lipflow.rounding import TINY, U, down, gamma, in_range, mul_up, norm_up, sqrt_up, up
 from lipflow.shapes import Shape
 
 UNSOLVED = 2.0**-26  # an implicit step is solved until at most this fraction of ‖x - z*‖ is left
-MOST_STEPS = 10_000  # stiffer layers, which need more steps, are refused here and in lipflow.check
+MAX_STEPS = 10_000  # stiffer layers, which need more steps, are refused here and in lipflow.check
 
 
 @dataclass(frozen=True, eq=False)
 class Convex(Primitive):
-    """A step of -∇f with ∇f(x) = Wᵀσ(Wx + b). f is convex and ℓ-smooth, ℓ = s‖W‖², as σ has slopes in [0, s]."""
+    """A step of the flow of -∇f, ∇f(x) = Wᵀσ(Wx + b). f is convex and ℓ-smooth: σ has slopes in [0, s], ℓ = s‖W‖²."""
 
     op: LinearOperator
     bias: Tensor | None
@@ -47,21 +47,21 @@ class Convex(Primitive):
         return Fraction(self.sigma.high) * Fraction(norm(self.op)) ** 2
 
     def gradient_error(self, reach: Fraction) -> tuple[Fraction, Fraction]:
-        """(the error of the computed gradient, its norm) for ‖x‖ ≤ reach and an exact σ.
+        """Bounds on the error and on the norm of the computed gradient, for ‖x‖ ≤ reach and a σ that does not round.
 
-        The error e of Wx + b passes through σ, of slope at most 1, and through Wᵀ, which adds its rounding.
+        σ, of slope at most 1, does not increase the error e of Wx + b; Wᵀ multiplies it by ‖W‖ and adds its own error.
         """
         assert isinstance(self.op, CertifiedOperator)
         norm, e = Fraction(self.op.norm), affine_error(self.op, self.bias, reach)
         inner = norm * reach + bias_norm(self.op, self.bias) + e
-        wrong = self.op.adjoint_error(inner)
-        return norm * e + wrong, norm * inner + wrong
+        product = self.op.adjoint_error(inner)
+        return norm * e + product, norm * inner + product
 
     def exact_sigma(self) -> Nonlinearity:
-        """σ, if it does not round."""
+        """σ; raise unless it is one that does not round."""
         name = name_of(self.sigma)
-        if name not in EXACT:
-            raise ValueError(f"σ = {name} rounds, and its rounding error is unknown; relu and hardtanh are exact")
+        if name not in EXACT_SIGMAS:
+            raise ValueError(f"σ = {name} rounds, and its rounding error is unknown; relu and hardtanh do not round")
         return NONLINEARITIES[name]
 
 
@@ -88,11 +88,11 @@ class Descent(Convex):
         return max(Fraction(1), Fraction(self.h) * self.smoothness(norm) - 1) * distances[0]
 
     def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
-        """The error of the gradient; then h·t and x - h·t round."""
+        """h times the error of the computed gradient g, and the roundings of h·g and x - h·g."""
         assert isinstance(self.op, CertifiedOperator)
-        wrong, size = self.gradient_error(reaches[0])
+        error, size = self.gradient_error(reaches[0])
         h = Fraction(self.h)
-        return in_range(h * wrong + 3 * U * (reaches[0] + h * size) + 2 * self.op.entries * TINY)
+        return in_range(h * error + 3 * U * (reaches[0] + h * size) + 2 * self.op.entries * TINY)
 
     def certified(self, certify: Certify) -> Primitive:
         sigma, op = self.exact_sigma(), certify(self.op)
@@ -122,7 +122,9 @@ def step_size(norm: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class LiveProximal(Convex):
-    """z + h∇f(z) = x as in training, up to a fraction `unsolved` of ‖x - z‖; or the reflection 2z - x. L = 1.
+    """The z with z + h∇f(z) = x, up to a fraction `unsolved` of ‖x - z‖, or its reflection 2z - x. L = 1.
+
+    `solve` is the solver of training; freezing replaces it by the gradient steps of `Proximal`.
 
     As I + h∇f is 1-strongly monotone, ‖x - z‖ = h‖∇f(z)‖ ≤ h‖∇f(x)‖. The number of iterations was chosen for hℓ =
     `planned`; for larger hℓ their rate is unknown.
@@ -159,16 +161,17 @@ class LiveProximal(Convex):
         sigma, op = self.exact_sigma(), certify(self.op)
         tau = down(2 / (2 + Fraction(self.h) * Fraction(op.norm) ** 2))
         iterations = max(1, math.ceil(math.log(UNSOLVED) / math.log1p(-tau))) if tau < 1 else 1
-        if iterations > MOST_STEPS:
+        if iterations > MAX_STEPS:
             raise ValueError(
-                f"h‖W‖² = {self.h * op.norm**2:.3g} would take {iterations} steps to solve; use a smaller h"
+                f"h‖W‖² = {self.h * op.norm**2:.3g} takes {iterations} steps to solve, more than {MAX_STEPS}; "
+                "use a smaller h"
             )
         return Proximal(op, float64(self.bias), sigma, self.h, tau, iterations, self.reflect)
 
 
 @dataclass(frozen=True, eq=False)
 class Proximal(Convex):
-    """z + h∇f(z) = x by n gradient steps of size τ from z = x; or its reflection 2z - x.
+    """The z with z + h∇f(z) = x, by n gradient steps of size τ from z = x, or its reflection 2z - x.
 
     With τ(2 + hℓ) ≤ 2, a step is (1 - τ)-Lipschitz in z and τ-Lipschitz in x. With ρ = 1 - τ, z after n steps has the
     constant ρⁿ + τ(1 + ρ + … + ρⁿ⁻¹) = 1: it is exactly 1-Lipschitz for any n. Its reflection is 1-Lipschitz up to the
@@ -183,7 +186,7 @@ class Proximal(Convex):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        steps = type(self.iterations) is int and 1 <= self.iterations <= MOST_STEPS
+        steps = type(self.iterations) is int and 1 <= self.iterations <= MAX_STEPS
         require(steps and TINY <= self.h < math.inf and TINY <= self.tau <= 1 and type(self.reflect) is bool, self)
 
     def run(self, *xs: Tensor) -> Tensor:
@@ -199,14 +202,16 @@ class Proximal(Convex):
         return distances[0]
 
     def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
-        """Each step adds an error λ, and errors contract: λ/τ in all. Iterates have norms of at most X + 2h‖W‖‖b‖, here
-        doubled."""
+        """Each step has a new error of at most λ and multiplies the earlier ones by 1 - τ: at most λ/τ in all.
+
+        Iterates have norms of at most reach + 2h‖W‖‖b‖; twice that is used, for their errors.
+        """
         assert isinstance(self.op, CertifiedOperator)
         norm, h, tau = Fraction(self.op.norm), Fraction(self.h), Fraction(self.tau)
         bias, (reach,) = bias_norm(self.op, self.bias), reaches
         within = 2 * (reach + 2 * h * norm * bias)
-        wrong, size = self.gradient_error(within)
-        step = tau * h * wrong + gamma(6) * (3 * within + h * size) + 8 * self.op.entries * TINY * (1 + h)
+        error, size = self.gradient_error(within)
+        step = tau * h * error + gamma(6) * (3 * within + h * size) + 8 * self.op.entries * TINY * (1 + h)
         total = step / tau
         if total > within / 2:
             raise ValueError("the rounding error of this proximal layer is as large as its output; reduce h")

@@ -47,7 +47,7 @@ def add_bias(y: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def bias_norm(op: LinearOperator, bias: Tensor | None) -> Fraction:
-    """At least the norm of b, repeated over all outputs."""
+    """At least the norm of b, repeated at all positions of the output."""
     if bias is None:
         return Fraction(0)
     return Fraction(norm_up(bias)) * sqrt_up(Fraction(math.prod(op.out_shape) // len(bias)))
@@ -131,11 +131,11 @@ class Scale(Primitive):
 class AvgPool(Primitive):
     """The sum over each window, over a divisor. Windows do not overlap, and entries after the last one are dropped.
 
-    L = √window/divisor, as the rows of its matrix are orthogonal and have this norm.
+    L = √(ab)/divisor for windows of a × b, as the rows of its matrix are orthogonal and have this norm.
     """
 
     kind = "avg_pool"
-    reason = "√window/divisor, as its rows are orthogonal"
+    reason = "√(entries of a window)/divisor, as its rows are orthogonal"
     window: tuple[int, int]
     divisor: float
 
@@ -158,7 +158,7 @@ class AvgPool(Primitive):
         return sqrt_up(Fraction(math.prod(self.window))) / Fraction(self.divisor) * distances[0]
 
     def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
-        """window - 1 additions and a division: γ times the norm of the average of |x|, at most L‖x‖."""
+        """ab - 1 additions and a division: γ_ab times the norm of the average of |x|, which is at most L‖x‖."""
         size = self.lipschitz(lambda op: 0.0, *reaches)
         underflow = entries * TINY * (1 + math.prod(self.window) / Fraction(self.divisor))
         return in_range(gamma(math.prod(self.window)) * size + underflow)

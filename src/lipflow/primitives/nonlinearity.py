@@ -1,4 +1,4 @@
-"""Nondecreasing scalar functions by name: the σ of a Convex Potential Layer."""
+"""Non-decreasing scalar functions by name: the σ of a Convex Potential Layer."""
 
 import math
 from collections.abc import Callable
@@ -31,7 +31,7 @@ NONLINEARITIES: dict[str, Nonlinearity] = {
     "hardtanh": Nonlinearity(F.hardtanh, 0.0, 1.0, sup=1.0),
 }
 
-EXACT = ("relu", "hardtanh")  # exact in floating point, fixing 0, with slopes in [0, 1]
+EXACT_SIGMAS = ("relu", "hardtanh")  # they do not round, and have σ(0) = 0 and slopes in [0, 1]
 
 
 def name_of(sigma: Nonlinearity) -> str:

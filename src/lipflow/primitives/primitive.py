@@ -24,15 +24,15 @@ class Primitive(ABC):
     """One operation, on batches of tensors or on nodes. Its fields are tensors, operators, and plain data.
 
     It is an exact map of real numbers, defined by the numbers it stores. A certified primitive is also a program in
-    float64: what `run` computes is within `rounding` of the exact map (docs/soundness.md). `lipflow.check` has a twin
-    of every kind that a frozen network may contain.
+    float64: what `run` computes is within `rounding` of the exact map (docs/soundness.md). `lipflow.check` implements
+    every kind that a frozen network may contain once more.
     """
 
     kind: ClassVar[str]
-    reason: ClassVar[str] = "1 by construction"  # where its Lipschitz constant comes from
+    reason: ClassVar[str] = "1 by construction"  # why it has its Lipschitz constant
 
     def __call__(self, *xs: Any) -> Any:
-        """The operation on batches; on nodes, the node of the result."""
+        """The result on batches of tensors; on nodes, the node of the result."""
         return apply(self, *xs) if xs and all(isinstance(x, Node) for x in xs) else self.run(*xs)
 
     @abstractmethod
@@ -44,15 +44,18 @@ class Primitive(ABC):
         """The shape of an output, for inputs of these shapes. Shapes that do not fit are refused, never broadcast."""
 
     def lipschitz(self, norm: Norm, *distances: Fraction) -> Fraction:
-        """The greatest distance of two outputs for inputs at these distances; `norm` gives the norms of operators."""
+        """A bound on the distance of two outputs for inputs at these distances; `norm` gives norms of operators."""
         return sum(distances, Fraction(0))
 
     def tolerance(self, norm: Norm, *reaches: float) -> float:
-        """At least the distance, in real arithmetic, from a map that has the constant of `lipschitz`."""
+        """A bound on the distance, in real arithmetic, from a map that has the constant of `lipschitz`."""
         return 0.0
 
     def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
-        """At least ‖computed - exact‖ for computed inputs of norms at most `reaches`; no tensor has more `entries`."""
+        """A bound on ‖computed - exact‖ for computed inputs of norms at most `reaches`.
+
+        `entries` is the greatest number of entries of an input or the output.
+        """
         return Fraction(0)
 
     def certified(self, certify: Certify) -> "Primitive":
@@ -73,18 +76,18 @@ class Primitive(ABC):
 
     @property
     def size(self) -> str:
-        """The shapes of its operator, such as "45×32×32 → 5×32×32", or of its tensor; or its numbers."""
+        """The shapes of its operator, such as "45×32×32 → 5×32×32"; without one, of its tensor; else its numbers."""
         values = [getattr(self, field.name) for field in dataclasses.fields(self)]
         for value in values:
             if isinstance(value, LinearOperator):
-                return f"{times(value.in_shape)} → {times(value.out_shape)}"
+                return f"{format_shape(value.in_shape)} → {format_shape(value.out_shape)}"
             if isinstance(value, Tensor):
-                return times(value.shape)
+                return format_shape(value.shape)
         plain = (f.name for f in dataclasses.fields(self) if f.type in (int, str, tuple[int, int]))
         return ", ".join(f"{name} {getattr(self, name)}" for name in plain)
 
 
-def times(shape: Iterable[int]) -> str:
+def format_shape(shape: Iterable[int]) -> str:
     """A shape as "45×32×32"."""
     return "×".join(map(str, shape))
 
@@ -94,9 +97,9 @@ def float64(t: Tensor | None) -> Tensor | None:
     return None if t is None else t.detach().to("cpu", torch.float64).clone(memory_format=torch.contiguous_format)
 
 
-def require(right: bool, p: Primitive) -> None:
-    """Refuse a primitive whose data cannot be run."""
-    if not right:
+def require(valid: bool, p: Primitive) -> None:
+    """Raise ValueError for a primitive whose fields are not valid."""
+    if not valid:
         values = {f.name: getattr(p, f.name) for f in dataclasses.fields(p)}
         shown = {name: tuple(v.shape) if isinstance(v, Tensor) else v for name, v in values.items()}
         article = "an" if p.kind[0] in "aeiou" else "a"
@@ -104,13 +107,13 @@ def require(right: bool, p: Primitive) -> None:
 
 
 def require_operator(op: object) -> None:
-    """Refuse other objects than operators, such as a weight."""
+    """Raise TypeError for an object that is not an operator, such as a weight."""
     if not isinstance(op, LinearOperator):
         raise TypeError(f"a primitive takes an operator, such as DenseOperator(matrix), not {type(op).__name__}")
 
 
 def require_shape(fits: bool, p: Primitive, *shapes: Shape) -> None:
-    """Refuse inputs of shapes that the constants of a primitive do not cover."""
+    """Raise ValueError for inputs whose shapes the constants of a primitive do not cover."""
     if not fits:
         given = " and ".join(map(str, shapes)) or "nothing"
         raise ValueError(f"{p.kind} ({p.size}) does not take an input of shape {given}")

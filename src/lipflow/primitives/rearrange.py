@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lipflow.primitives.primitive import Norm, Primitive, require, require_shape, times
+from lipflow.primitives.primitive import Norm, Primitive, format_shape, require, require_shape
 from lipflow.rounding import SLACK, sqrt_up
 from lipflow.shapes import Shape
 
@@ -26,11 +26,11 @@ class Input(Primitive):
         return self.shape
 
     def run(self, *xs: Tensor) -> Tensor:
-        raise RuntimeError("the input of a network has no program")
+        raise RuntimeError("an input primitive cannot be run: give its value to the graph")
 
     @property
     def size(self) -> str:
-        return times(self.shape)
+        return format_shape(self.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class Constant(Primitive):
 
 @dataclass(frozen=True, eq=False)
 class Gather(Primitive):
-    """Entry i is entry index[i] of the inputs, flattened one after the other; -1 is a zero.
+    """Entry i of the output is entry index[i] of the inputs, flattened and concatenated; -1 stands for a zero.
 
     Reshapes, slices, concatenations, padding with zeros and mirror images are gathers. If no entry of input k is taken
     more than m_k times, L = √(Σ m_k·L_k²).
@@ -121,7 +121,7 @@ class Gather(Primitive):
 
 
 class _Take(torch.autograd.Function):
-    """x[:, index] with zeros; its derivative is of this kind if no entry is taken twice."""
+    """x[:, index], with zeros where the index is -1. Its derivative is a gather too if no entry is taken twice."""
 
     generate_vmap_rule = True
 
@@ -150,7 +150,7 @@ class _Take(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class MaxPool(Primitive):
-    """The greatest entry of each window. L = √overlap, the greatest number of windows that contain one entry."""
+    """The greatest entry of each window. L = √m if an entry is in at most m windows."""
 
     kind = "max_pool"
     reason = "√ of the greatest number of windows on one entry"

@@ -13,7 +13,7 @@ from lipflow.primitives.primitive import Norm, Primitive, require, require_shape
 from lipflow.rounding import TINY, U, in_range, sqrt_up
 from lipflow.shapes import Shape
 
-MOST_TERMS = 1000
+MAX_TERMS = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +30,8 @@ class TruncatedExponential(Primitive):
     terms: int
 
     def __post_init__(self) -> None:
-        steps = type(self.terms) is int and 1 <= self.terms <= MOST_TERMS
-        require(steps and 1000 * TINY <= self.h < math.inf and is_skew(self.op), self)
+        fine = type(self.terms) is int and 1 <= self.terms <= MAX_TERMS
+        require(fine and 1000 * TINY <= self.h < math.inf and is_skew(self.op), self)
 
     def out_shape(self, *shapes: Shape) -> Shape:
         require_shape(shapes == (self.op.in_shape,), self, *shapes)
@@ -51,17 +51,17 @@ class TruncatedExponential(Primitive):
         return (1 + angle**self.terms / math.factorial(self.terms)) * distances[0]
 
     def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
-        """An error e of a term becomes (h/j)(ae + product error) in the next one; h/j and the product round."""
+        """A term with the error e gives the next one (h/j)(ae + the error of the product), and the scaling rounds."""
         assert isinstance(self.op, CertifiedOperator)
         a, h, (reach,) = Fraction(self.op.norm), Fraction(self.h), reaches
-        size, wrong, total, sums = reach, Fraction(0), Fraction(0), reach
+        size, error, total, sums = reach, Fraction(0), Fraction(0), reach
         for j in range(1, self.terms):
             scale = h / j
-            wrong = scale * (a * wrong + self.op.apply_error(size + wrong))
+            error = scale * (a * error + self.op.apply_error(size + error))
             size = scale * a * size
-            wrong += 4 * U * (size + wrong) + self.op.entries * TINY
-            sums += size + wrong
-            total += wrong + U * sums * (1 + 2 * U) ** self.terms
+            error += 4 * U * (size + error) + self.op.entries * TINY
+            sums += size + error
+            total += error + U * sums * (1 + 2 * U) ** self.terms
         return in_range(total)
 
     @property
@@ -79,6 +79,6 @@ def is_skew(op: LinearOperator) -> bool:
     if not isinstance(op, ConvOperator):
         return False
     out, grouped, height, width = op.kernel.shape
-    middles = all(a.stride == 1 and 2 * a.before == 2 * a.after == a.extent - 1 for a in (op.rows, op.columns))
+    centred = all(a.stride == 1 and 2 * a.before == 2 * a.after == a.extent - 1 for a in (op.rows, op.columns))
     blocks = op.kernel.reshape(op.groups, out // op.groups, grouped, height, width)
-    return middles and out == grouped * op.groups and torch.equal(blocks, -blocks.transpose(1, 2).flip(3, 4))
+    return centred and out == grouped * op.groups and torch.equal(blocks, -blocks.transpose(1, 2).flip(3, 4))
