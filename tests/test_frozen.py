@@ -237,8 +237,8 @@ def test_another_default_device_changes_nothing(tmp_path):
 LINEAR = nn.Sequential(nn.Linear(4, 2))
 MISTAKES = [  # a call, and a word of its error
     (lambda: lipflow.certify(lipflow.freeze(LINEAR, (4,)), [[0.0] * 4]), "images are a tensor, not list"),
-    (lambda: lipflow.freeze("cpl-fast-cifar10"), "a network is a module, .* not str: 'cpl-fast"),
-    (lambda: lipflow.freeze(LINEAR.state_dict(), (4,)), "a network is a module, .* not OrderedDict$"),
+    (lambda: lipflow.freeze("cpl-fast-cifar10"), "a network is an nn.Module, .* not str: 'cpl-fast"),
+    (lambda: lipflow.freeze(LINEAR.state_dict(), (4,)), "a network is an nn.Module, .* not OrderedDict$"),
     (lambda: lipflow.certify(LINEAR, torch.rand(1, 4)), r"a frozen network: lipflow\.freeze\(model\), not Sequential"),
     (lambda: lipflow.certify(lipflow.freeze(LINEAR, (4,)).module(), torch.rand(1, 4)), r"lipflow\.freeze\(model\)"),
     (lambda: lipflow.freeze(LINEAR, in_shape=torch.rand(2, 4)), r"x.shape\[1:\]"),

@@ -18,7 +18,7 @@ from lipflow.shapes import Shape, shape_of
 
 
 class Bound(NamedTuple):
-    """(L, ε): within ε = `tolerance` of a map that is exactly L = `lipschitz`-Lipschitz in L2."""
+    """(L, ε): a module is within ε = `tolerance` of a map that is exactly L-Lipschitz in L2, L = `lipschitz`."""
 
     lipschitz: float
     tolerance: float = 0.0
@@ -27,7 +27,7 @@ class Bound(NamedTuple):
 class Assume(nn.Module):
     """A module with a bound that you declare: `Assume(module, bound=L)`.
 
-    `lipschitz_bound` takes it; `freeze` does not, as its rounding error is unknown.
+    `lipschitz_bound` accepts it; `freeze` refuses it, as its rounding error is unknown.
     """
 
     def __init__(self, module: nn.Module, bound: float, tolerance: float = 0.0) -> None:
@@ -52,10 +52,10 @@ class Assume(nn.Module):
 
 @torch.no_grad()
 def lipschitz_bound(module: nn.Module, in_shape: Shape | None = None, domain: Domain = UNIT) -> Bound:
-    """The pair (L, ε) of a module in evaluation mode, with certified norms; ε is over inputs in the box of a `domain`.
+    """The pair (L, ε) of a module in evaluation mode, with certified norms. ε holds for inputs with values in `domain`.
 
-    `in_shape` is the shape of one input, without the batch; networks of lipflow know their own. For a module without a
-    bound, a LoweringError names it.
+    `in_shape` is the shape of one input, without the batch; networks of lipflow know their own. A module without a
+    bound raises a LoweringError that names it.
     """
     graph = lower(module, shape_for(module, in_shape))
     folded = fold(graph, norm_bound, domain)
@@ -66,7 +66,7 @@ def shape_for(module: nn.Module, in_shape: Shape | None) -> Shape:
     """The shape of one input of a module: the given one, or its `in_shape`."""
     if not isinstance(module, nn.Module):
         given = f"{type(module).__name__}: {module!r}" if isinstance(module, str | type) else type(module).__name__
-        raise TypeError(f"a network is a module, such as lipflow.load(name), not {given}")
+        raise TypeError(f"a network is an nn.Module, such as lipflow.load(name), not {given}")
     known: Any = getattr(module, "in_shape", None)
     if in_shape is None and known is None:
         raise ValueError("give the shape of one input: in_shape=(channels, height, width), or (features,)")

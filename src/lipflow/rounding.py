@@ -18,7 +18,7 @@ from torch import Tensor
 U = Fraction(1, 2**53)
 TINY = Fraction(1, 2**1022)
 NORMAL = 2.0**-1022  # the least positive float64 that no processor flushes to 0
-RANGE = Fraction(2**900)
+RANGE = Fraction(2**900)  # the greatest stored number and error bound
 # Stated constants exceed the derived ones by this relative amount, so that a program that rounds differently derives
 # constants that are at most the stated ones.
 SLACK = Fraction(1, 2**32)
@@ -32,7 +32,7 @@ def gamma(n: int) -> Fraction:
 
 
 def up(q: Fraction | int) -> float:
-    """The least float64 that is at least q, and not subnormal if q > 0, as processors may flush those to 0."""
+    """The least float64 that is at least q; not a subnormal one for q > 0, as processors may flush those to 0."""
     try:
         x = max(float(q), NORMAL) if q > 0 else float(q)
     except OverflowError:
@@ -46,12 +46,12 @@ def digits_up(bound: float, digits: int) -> float:
 
 
 def down(q: Fraction | int) -> float:
-    """The greatest float64 that is at most q, and not subnormal if q < 0."""
+    """The greatest float64 that is at most q; not a subnormal one for q < 0."""
     return -up(-q)
 
 
 def sqrt_up(q: Fraction) -> Fraction:
-    """A rational at least √q, within a relative 2⁻⁶⁰ of it, and √q itself where it is rational."""
+    """A rational that is at least √q and within a relative 2⁻⁶⁰ of it, or √q itself if that is rational."""
     if q < 0:
         raise ValueError(f"a square root needs a number of at least 0, not {float(q)}")
     if q == 0:
@@ -88,7 +88,7 @@ def mul_up(a: float, b: float) -> float:
 
 
 def above(x: Tensor) -> Tensor:
-    """At least the exact products of positive factors that were rounded to x: the next float64, and at least NORMAL."""
+    """A bound on positive numbers that were rounded to x: the next float64, and at least NORMAL."""
     return torch.nextafter(x, torch.full_like(x, math.inf)).clamp_min(NORMAL)
 
 
