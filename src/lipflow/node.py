@@ -35,10 +35,10 @@ class Vertex:
 
 
 class Node(Tensor):
-    """A handle to a vertex: a tensor (2, *shape) of NaN that raises when it is computed with.
+    """A tensor (2, *shape) of NaN that stands for a vertex. Functions of torch have rules for it; the others raise.
 
-    A node has the value of a vertex, or it is a view of another node, its base. In-place functions change the base, so
-    that all its views change, as tensors with shared memory do.
+    A node has its own vertex, or it is a view of another node, its base. An in-place function changes the base and so
+    all its views, as for tensors that share memory.
     """
 
     builder: Any  # a lipflow.graph.Builder
@@ -67,7 +67,7 @@ class Node(Tensor):
 
     @property
     def vertex(self) -> Vertex:
-        """Its current value."""
+        """The vertex of its current value."""
         if self.base is not None and self._base_value is not self.base.vertex:
             self._base_value = self.base.vertex
             self._value = self.builder.gather(self.places, [self._base_value])

@@ -114,9 +114,9 @@ OF_IMAGES = {
     "argument, max_pool, ceil_mode": (nn.MaxPool2d(2, ceil_mode=True), "ceil_mode"),
     "argument, max_pool, indices": (nn.MaxPool2d(2, return_indices=True), "return_indices"),
     "argument, avg_pool, ceil_mode": (nn.AvgPool2d(2, ceil_mode=True), "ceil_mode"),
-    "argument, avg_pool": (nn.AvgPool2d(3, padding=1, count_include_pad=False), "padding is counted"),
+    "argument, avg_pool": (nn.AvgPool2d(3, padding=1, count_include_pad=False), "with count_include_pad=True"),
     "shape, a matrix on many vectors": (lambda x: F.linear(x, constant(3, 6)), "flatten first"),
-    "shape, overlapping windows": (nn.AdaptiveAvgPool2d(4), "overlap; take sizes that divide"),
+    "shape, overlapping windows": (nn.AdaptiveAvgPool2d(4), "overlap; the output size must divide"),
     "shape, a large kernel": (nn.Conv2d(4, 2, 9), "9 rows does not fit an input of 6"),
     "shape, a large window": (blocks.MaxPool(9), "9×9 takes images at least as large"),
 }

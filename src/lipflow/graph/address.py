@@ -1,4 +1,4 @@
-"""The rule of all functions that only move numbers: run them on addresses, and read where each entry came from.
+"""The rule of all functions that only move numbers: run them on addresses, which show where each entry came from.
 
 Note [addresses]. Every entry of the inputs gets a number of its own, its address; zeros stay zero. A function that only
 moves numbers returns addresses and zeros, which are the index of one `Gather`. The two images of a node get addresses

@@ -1,4 +1,4 @@
-"""A certified graph as plain data and tensors, and back, for the file of a frozen network.
+"""Convert a certified graph to plain data and tensors, and back, for the file of a frozen network.
 
 The description is a list of primitives, whose tensors have names, and a list of vertices [primitive, *inputs].
 """
@@ -96,7 +96,7 @@ def restored(description: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[G
     vertices: list[Vertex] = []
     for i, ((which, *inputs), name) in enumerate(zip(description["vertices"], description["names"], strict=True)):
         if not all(type(j) is int for j in (which, *inputs)) or not 0 <= which < len(primitives):
-            raise ValueError(f"vertex {i} is described by {[which, *inputs]}, which are not indices")
+            raise ValueError(f"vertex {i} is {[which, *inputs]}, which are not a primitive and indices of vertices")
         p = primitives[which]
         if not all(0 <= j < i for j in inputs) or isinstance(p, Input) != (i == 0):
             raise ValueError(f"vertex {i} does not come after its inputs")
@@ -114,7 +114,7 @@ def _primitive(index: int, entry: dict[str, Any], tensors: dict[str, Tensor]) ->
     """A primitive from its description and the tensors of the file."""
     kind = KINDS.get(entry.get("kind", ""))
     if kind is None:
-        raise ValueError(f"primitive {index} is of a kind that is not known: {entry.get('kind')!r}")
+        raise ValueError(f"primitive {index} is of an unknown kind: {entry.get('kind')!r}")
     values: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
         value: Any = entry[field.name]
@@ -147,7 +147,7 @@ def _operator(entry: dict[str, Any], tensors: dict[str, Tensor]) -> CertifiedOpe
     elif kind is not None:
         op = certify(kind(_tensor(tensors, entry["weight"]), **geometry))
     else:
-        raise ValueError(f"an operator is of a kind that is not known: {entry['kind']!r}")
+        raise ValueError(f"an operator is of an unknown kind: {entry['kind']!r}")
     return op.certified_adjoint() if entry["adjoint"] else op
 
 

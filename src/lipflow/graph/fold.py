@@ -3,10 +3,10 @@
 Let f_v be the exact map from the input of a network to vertex v, and f̂_v what is computed. Over the box [low, high]ᵈ,
 
     L_v = lipschitz(L of the inputs),    E_v = lipschitz(E of the inputs) + the vertex's own error,
-    ‖f̂_v(x)‖ ≤ X_v = ‖f̂_v(c)‖ + L_v·r + 4E_v,    c the centre of the box and r the distance of its corners,
+    ‖f̂_v(x)‖ ≤ X_v = ‖f̂_v(c)‖ + L_v·r + 4E_v,    c the centre of the box and r the distance from c to a corner.
 
-bound the Lipschitz constant of f_v, ‖f̂_v - f_v‖, and the norms of the inputs of the next vertices. Proofs:
-docs/theory.md, sections 1 and 2; docs/soundness.md has those of pairs.
+L_v bounds the Lipschitz constant of f_v, E_v bounds ‖f̂_v - f_v‖, and the reach X_v bounds the inputs of the next
+vertices. Proofs: docs/theory.md, sections 1 and 2; docs/soundness.md has those of pairs.
 """
 
 import math
@@ -42,16 +42,16 @@ from lipflow.rounding import (
 
 Domain = tuple[float, float]
 UNIT: Domain = (0.0, 1.0)
-MAX_ENTRIES = 2**24  # classes times entries of a vertex, up to which pairs of classes are carried backwards
+MAX_ENTRIES = 2**24  # of the rows on a vertex, classes × entries: larger ones are not carried backwards (Note [pairs])
 
 
 class Constants(NamedTuple):
     """The constants of one vertex, rounded up."""
 
     lipschitz: float  # from the input of the network to the vertex
-    error: float  # of the computed value, against the exact map
-    reach: float  # the norm of the computed value
-    stretch: float  # the constant of its primitive, for inputs at equal distances; 0 for constant inputs
+    error: float  # of the computed value, compared with the exact map
+    reach: float  # of the norm of the computed value
+    stretch: float  # the constant of its primitive, if all inputs that are not constant have the constant 1
     added: float  # the error that its primitive adds
 
 
@@ -60,7 +60,7 @@ class Fold:
     """The constants of every vertex, in the order of the graph; and those of pairs of classes at the output."""
 
     vertices: tuple[Constants, ...]
-    pairs: Tensor  # Lipschitz constants of fᵢ - fⱼ  # (classes, classes); empty if the output is no vector of scores
+    pairs: Tensor  # Lipschitz constants of fᵢ - fⱼ  # (classes, classes); empty for other outputs than scores
 
     @property
     def lipschitz(self) -> float:
@@ -77,7 +77,7 @@ def fold(
     domain: Domain = UNIT,
     rounding: bool = False,
 ) -> Fold:
-    """Fold the constants of a graph, with `norm` for the norms of operators: a bound, or an estimate.
+    """Compute the constants of a graph from the input on. `norm` gives the norms of operators: bounds, or estimates.
 
     With `rounding`, for a certified graph, errors include the rounding of the program; without it they are those of
     real arithmetic, such as the unsolved part of an iteration.
@@ -98,12 +98,12 @@ def fold(
             added = _added(vertex, once, [k.reach for k in inputs], rounding)
             carried = _stretch(vertex, once, [k.error for k in inputs])
             error = math.inf if added is None or math.isinf(carried) else up(Fraction(carried) + added)
-        widest = norm_up(value)
-        if rounding and math.isinf(widest):
+        at_centre = norm_up(value)
+        if rounding and math.isinf(at_centre):
             raise LoweringError(f"{vertex}: its numbers are not finite; use smaller weights and biases")
         reach = math.inf
-        if all(map(math.isfinite, (widest, lipschitz, error))):
-            reach = up((Fraction(widest) + Fraction(lipschitz) * radius + 4 * Fraction(error)) * (1 + SLACK))
+        if all(map(math.isfinite, (at_centre, lipschitz, error))):
+            reach = up((Fraction(at_centre) + Fraction(lipschitz) * radius + 4 * Fraction(error)) * (1 + SLACK))
         if rounding and reach > RANGE:  # checked for the output too, which is the input of no vertex
             raise LoweringError(f"{vertex}: its numbers may be beyond float64; use smaller weights and biases")
         known[id(vertex)] = Constants(lipschitz, error, reach, stretch, math.inf if added is None else up(added))
@@ -112,18 +112,19 @@ def fold(
 
 
 def box(domain: Domain, shape: Sequence[int]) -> tuple[float, Fraction]:
-    """The centre of a box, and at least the distance of its corners."""
+    """The centre of the box of a domain, and a bound on the distance from it to a corner."""
     if not isinstance(domain, tuple | list) or len(domain) != 2:
         raise ValueError(f"domain is a pair (low, high), not {domain!r}")
     low, high = domain
     if not (math.isfinite(low) and math.isfinite(high) and low < high and max(abs(low), abs(high)) <= 2.0**900):
-        raise ValueError(f"domain is (low, high) with finite low < high, not {domain!r}")
+        raise ValueError(f"domain is (low, high) with finite low < high, within ±2⁹⁰⁰, not {domain!r}")
     centre = low + (high - low) / 2
     half = max(Fraction(high) - Fraction(centre), Fraction(centre) - Fraction(low))
     return centre, half * sqrt_up(Fraction(math.prod(shape)))
 
 
 def _stretch(vertex: Vertex, norm: Norm, distances: Sequence[float]) -> float:
+    """`lipschitz` of the primitive of a vertex, rounded up."""
     if any(math.isinf(d) for d in distances):
         return math.inf
     try:
@@ -147,8 +148,8 @@ def _added(vertex: Vertex, norm: Norm, reaches: Sequence[float], rounding: bool)
 
 
 # Note [pairs]: f_i - f_j = (e_i - e_j)·f. The rows M, from the identity at the output, are carried backwards: a matrix
-# W makes them MW, a scale or a sum scales them, a gather scatters them; rows that reach a vertex on several paths add
-# up. Other vertices v end a path with (M_i - M_j)·f_v, which is ‖M_i - M_j‖·L_v-Lipschitz. Each row has an error bound.
+# W makes them MW, a scale or a sum scales them, a gather scatters them; rows that come to a vertex on several paths are
+# added. A path ends at any other vertex v: (M_i - M_j)·f_v is ‖M_i - M_j‖·L_v-Lipschitz. Each row has an error bound.
 
 
 def pairs_of(graph: Graph, lipschitz: Sequence[float], norm: Norm) -> Tensor:
@@ -164,8 +165,8 @@ def pairs_of(graph: Graph, lipschitz: Sequence[float], norm: Norm) -> Tensor:
         rows, errors = carried.pop(id(vertex))
         steps = _back(vertex, rows, norm) if classes * size(vertex) <= MAX_ENTRIES else None
         if steps is None:
-            either = torch.tensor([[up(a + b) for a in errors] for b in errors], dtype=torch.float64)
-            apart = above(row_distances(rows) + either)
+            both_errors = torch.tensor([[up(a + b) for a in errors] for b in errors], dtype=torch.float64)
+            apart = above(row_distances(rows) + both_errors)
             if math.isinf(constant):
                 total = total + math.inf
             elif constant > 0:
@@ -174,22 +175,24 @@ def pairs_of(graph: Graph, lipschitz: Sequence[float], norm: Norm) -> Tensor:
         lengths = [Fraction(norm_up(row)) for row in rows]
         for v, more, factor, unit in steps:
             underflow = size(vertex) * size(v) * TINY  # an entry of a row is a sum over the vertex
-            wrong = [factor * e + unit * length + underflow for e, length in zip(errors, lengths, strict=True)]
+            new_errors = [factor * e + unit * length + underflow for e, length in zip(errors, lengths, strict=True)]
             if id(v) in carried:
-                before, other = carried[id(v)]
+                before, old_errors = carried[id(v)]
                 more = before + more
                 added = [2 * U * Fraction(norm_up(row)) + size(v) * TINY for row in more]
-                wrong = [a + b + c for a, b, c in zip(other, wrong, added, strict=True)]
-            carried[id(v)] = more, wrong
+                new_errors = [a + b + c for a, b, c in zip(old_errors, new_errors, added, strict=True)]
+            carried[id(v)] = more, new_errors
     return total.clamp_min(NORMAL).fill_diagonal_(0.0)
 
 
-Step = tuple[Vertex, Tensor, Fraction, Fraction]
+CarriedRows = tuple[Vertex, Tensor, Fraction, Fraction]
 
 
-def _back(vertex: Vertex, rows: Tensor, norm: Norm) -> list[Step] | None:
-    """Rows on a vertex as rows on its inputs, with the factor by which errors grow, and the rounding error for each
-    unit of a row's length. None where the vertex is not linear."""
+def _back(vertex: Vertex, rows: Tensor, norm: Norm) -> list[CarriedRows] | None:
+    """Rows on a vertex as rows on its inputs; None if the vertex is not linear.
+
+    For each input: the vertex, the rows, the factor by which errors grow, and the rounding error relative to ‖row‖.
+    """
     p = vertex.primitive
     if isinstance(p, Constant):
         return []
@@ -220,7 +223,7 @@ def _matrix(op: LinearOperator) -> Tensor | None:
 
 
 def selects(rows: Tensor) -> bool:
-    """Whether every row has at most one entry, a power of two: then no product with a matrix rounds."""
+    """Whether every row has at most one nonzero entry, and that is a power of two: no product with a matrix rounds."""
     mantissa = torch.frexp(rows).mantissa.abs()
     return bool(((mantissa == 0) | (mantissa == 0.5)).all()) and int((rows != 0).flatten(1).sum(1).max()) <= 1
 

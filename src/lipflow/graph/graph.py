@@ -16,7 +16,7 @@ from lipflow.operators.certified import CertifiedOperator, certify
 from lipflow.primitives import Constant, Gather, Input, Primitive, Sum
 from lipflow.shapes import Shape
 
-SAMPLE_ENTRIES = 64  # of a tensor, in the key by which equal tensors are found
+SAMPLE_ENTRIES = 64  # of a tensor, in the key that is used to find equal tensors
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Graph:
     """Vertices in an order in which each comes after its inputs: the input first, the output last."""
 
     vertices: tuple[Vertex, ...]
-    note: str = ""  # on how it was obtained
+    note: str = ""  # how it was lowered, if not from a float64 copy
 
     @property
     def in_shape(self) -> Shape:
@@ -77,7 +77,7 @@ def in_order(start: Vertex, outputs: Iterable[Vertex]) -> tuple[Vertex, ...]:
 
 
 class Builder:
-    """Makes vertices. Equal tensors, operators, primitives and vertices are the same object.
+    """Creates vertices. Equal tensors, operators, primitives and vertices become the same object.
 
     All numbers are stored in float64. `dtype` is that of the network that is lowered.
     """
@@ -98,7 +98,7 @@ class Builder:
         return self.vertex(Constant(value))
 
     def vertex(self, primitive: Primitive, *inputs: Vertex, name: str | None = None) -> Vertex:
-        """A primitive applied to vertices; rearrangements and sums in normal form."""
+        """A primitive applied to vertices. Gathers and sums are simplified."""
         if isinstance(primitive, Gather):
             return self.gather(primitive.index, inputs, name)
         if isinstance(primitive, Sum):
@@ -114,7 +114,10 @@ class Builder:
         return self._vertices[key]
 
     def gather(self, index: Tensor, inputs: Sequence[Vertex], name: str | None = None) -> Vertex:
-        """A Gather of vertices that are not gathers, each once and each needed; or its only input, unchanged."""
+        """A Gather of some vertices, or its only input if it changes nothing.
+
+        Inputs that are gathers are replaced by their own inputs. Each input is listed once, and only if it is used.
+        """
         inner = [v.inputs if isinstance(v.primitive, Gather) else (v,) for v in inputs]
         sources = list(dict.fromkeys(v for vertices in inner for v in vertices))
         places, parts = _places(sources), []
@@ -137,7 +140,7 @@ class Builder:
         return self.gather(index.reshape(target.shape), [target, value])
 
     def sum(self, terms: Iterable[tuple[float, Vertex]], name: str | None = None) -> Vertex:
-        """A Sum of vertices, each once, with multiples as coefficients; or its only term, unchanged."""
+        """A Sum in which each vertex is one term, or the vertex of the only term if its coefficient is 1."""
         coefficients: dict[int, float] = {}
         vertices: dict[int, Vertex] = {}
         for c, vertex in terms:
@@ -164,7 +167,7 @@ class Builder:
         return self._objects[key]
 
     def _interned(self, value: Any) -> Any:
-        """The first tensor or operator of the same content."""
+        """The first tensor or operator with the same content."""
         if isinstance(value, Tensor):
             return self._tensor(value)
         if not isinstance(value, LinearOperator) or isinstance(value, CertifiedOperator):

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from lipflow.graph.address import assign, map_tensors, move, nodes_in
 from lipflow.graph.graph import Builder, Graph, in_order
-from lipflow.graph.modules import float64_copy, left_as_it_was, lowered_forwards
+from lipflow.graph.modules import float64_copy, lowered_forwards, state_restored
 from lipflow.graph.probe import probe
 from lipflow.graph.rewrite import rewrite
 from lipflow.graph.rules import as_plain
@@ -38,16 +38,16 @@ _PACKAGE = Path(__file__).parents[1]
 def lower(module: nn.Module, in_shape: Shape, live: bool = False) -> Graph:
     """The graph of primitives that a module computes in evaluation mode, on inputs of shape `in_shape`.
 
-    A float64 copy is lowered, or the module itself where it cannot be copied or run in float64; its state is restored.
-    With `live` the module itself is lowered, without a comparison, for estimates in every epoch.
+    A float64 copy is lowered, or the module itself if it cannot be copied or run in float64; its state is restored.
+    With `live`, the module itself is lowered and not compared with its graph: faster, for estimates in every epoch.
     """
     shape = shape_of(in_shape)
     if not shape:
-        raise LoweringError("in_shape is the shape of one input, such as (channels, height, width), and not ()")
+        raise LoweringError("in_shape is the shape of one input, such as (channels, height, width), not ()")
     if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
         raise LoweringError(f"{type(module).__name__} has parameters without a shape yet; run it on one batch first")
     dtype = _dtype_of(module)
-    with left_as_it_was(module):  # a copy too may hold functions that use the original
+    with state_restored(module):  # a copy too may hold functions that use the original
         if live:
             return _lowered(module, shape, dtype, {})[0]
         twin, failure = float64_copy(module), None
@@ -97,8 +97,8 @@ def _lowered(
             raise (LoweringError(f"in {module_name}: {error}") if module_name else error) from None
         except RecursionError:
             raise LoweringError(
-                "a `lower` runs itself: while a module is lowered, `lower` replaces `forward`; give `declared` another "
-                "function than the module"
+                "a `lower` runs itself: while a module is lowered, `lower` replaces `forward`, so calling the module "
+                "calls `lower` again; give `declared` a function other than the module"
             ) from None
         except NotImplementedError as error:
             hint = "; use nn.Sequential(*modules) to run a list of modules" if "ModuleList" in str(error) else ""
@@ -130,7 +130,7 @@ class Lowering(TorchFunctionMode):
         super().__init__()
         self.names = names
         self.builder = Builder(dtype, self.place)
-        self.written: dict[int, tuple[Tensor, Node]] = {}  # plain tensors that nodes were written into
+        self.written: dict[int, tuple[Tensor, Node]] = {}  # plain tensors into which nodes were written
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = self.stand_in(args), self.stand_in(kwargs or {})
@@ -153,7 +153,8 @@ class Lowering(TorchFunctionMode):
         if func in IN_PLACE:
             result = call(IN_PLACE[func], args, kwargs)
             if tuple(result.shape) != tuple(args[0].shape):
-                raise LoweringError(f"its result has another shape than its target: {tuple(result.shape)}")
+                shapes = f"{tuple(result.shape)}, its target {tuple(args[0].shape)}"
+                raise LoweringError(f"its result has another shape than its target: {shapes}")
             self.write(args[0], result.vertex)
             return args[0]
         if func in RULES:
@@ -161,7 +162,7 @@ class Lowering(TorchFunctionMode):
         if func in INSTEAD:
             raise LoweringError(INSTEAD[func])
         raise LoweringError(
-            "it has no rule, so that its Lipschitz constant is unknown; docs/building.md lists the functions that have "
+            "it has no rule, so its Lipschitz constant is unknown; docs/building.md lists the functions that have "
             "one, and lipflow.Assume(module, bound=...) declares a bound for lipschitz_bound"
         )
 
@@ -174,7 +175,7 @@ class Lowering(TorchFunctionMode):
         self.written[id(target)] = target, Node.of(vertex, self.builder)
 
     def stand_in(self, value: Any) -> Any:
-        """Arguments with nodes instead of the plain tensors that nodes were written into."""
+        """Arguments with nodes in place of the plain tensors into which nodes were written."""
         if not self.written:
             return value
         return map_tensors(value, lambda t: self.written[id(t)][1] if id(t) in self.written else t)
@@ -215,7 +216,7 @@ class Lowering(TorchFunctionMode):
 
 
 class _Located(LoweringError):
-    """An error that names its place."""
+    """An error whose message names the function and the place."""
 
 
 def call(rule: Callable[..., Any], args: Any, kwargs: Any) -> Any:

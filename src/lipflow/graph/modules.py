@@ -1,4 +1,4 @@
-"""Modules while they are lowered: their own `lower`, a float64 copy, and their state afterwards."""
+"""Modules while they are lowered: their `lower` methods, a float64 copy, and how their state is restored."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -49,12 +49,12 @@ def float64_copy(module: nn.Module) -> nn.Module | None:
             if t.is_floating_point() or t.is_complex():
                 t.data = t.data.to(torch.complex128 if t.is_complex() else torch.float64)
         return twin.eval()
-    except Exception:  # a module of a user may raise anything; it is then lowered without a copy
+    except Exception:  # the module of a user may raise any exception; it is then lowered without a copy
         return None
 
 
 @contextmanager
-def left_as_it_was(module: nn.Module) -> Iterator[None]:
+def state_restored(module: nn.Module) -> Iterator[None]:
     """While entered, a module is in evaluation mode; afterwards its modes, attributes and buffers are restored."""
     tables = ("_parameters", "_buffers", "_modules")
     before = [(m, dict(vars(m)), {name: dict(vars(m).get(name, {})) for name in tables}) for m in module.modules()]

@@ -12,8 +12,8 @@ from lipflow.graph.graph import Graph, in_order, values
 from lipflow.graph.modules import lowering_of
 from lipflow.node import IMAGES, LoweringError, Vertex
 
-SCALES = (1.0, 30.0, 1e-3)  # of the random images; the second ones are far outside of [0, 1]
-# Tolerances relative to the output of a module, and to the greatest norm of all values, which were rounded.
+SCALES = (1.0, 30.0, 1e-3)  # of the random images; those of the second scale are far outside of [0, 1]
+# Tolerances for the output of a module: relative to its norm, and to the greatest norm of all values before it.
 TOLERANCES_FLOAT64 = (1e-9, 1e-13)
 TOLERANCES_FLOAT32 = (1e-4, 1e-6)
 
@@ -57,7 +57,7 @@ def _collect(found: dict[str, list[Tensor]], name: str, module: nn.Module, args:
 def require_close(
     module: nn.Module, name: str, theirs: Tensor, ours: Tensor, dtype: torch.dtype, largest: float
 ) -> None:
-    """Refuse a graph that differs from a module of the network; numbers up to `largest` were rounded."""
+    """Raise LoweringError if the outputs of a module and of the graph differ; `largest` is the greatest norm so far."""
     part = module.get_submodule(name)
     label = f"{name} ({type(part).__name__})" if name else type(part).__name__
     images = IMAGES + 1
@@ -65,7 +65,7 @@ def require_close(
         shapes = f"{tuple(theirs.shape)}, lowered ({images}, {str(tuple(ours.shape[1:]))[1:]}"
         raise LoweringError(f"{label} returns another shape than it was lowered to, for {images} images: {shapes}")
     if not bool(torch.isfinite(theirs).all()):
-        raise LoweringError(f"{label} gives numbers that are not finite on random images")
+        raise LoweringError(f"{label} returns NaN or infinite values on random images")
     length, apart = float(theirs.double().norm()), float((theirs.double() - ours).norm())
     close, rounded = TOLERANCES_FLOAT64 if dtype == torch.float64 else TOLERANCES_FLOAT32
     if not apart <= close * length + rounded * largest:

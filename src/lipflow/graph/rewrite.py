@@ -1,8 +1,8 @@
 """Rewrites: several vertices joined to one with a better bound. Proofs: docs/soundness.md, "Rewrites".
 
-A rewrite takes a vertex and returns another one that computes the same up to the rounding of stored numbers, or None.
-A frozen network is defined by the numbers it stores, so this rounding is not an error of a certificate; the probe of
-`lipflow.graph.lower` compares the rewritten graph with the network.
+A rewrite takes a vertex and returns another one, which computes the same up to the rounding of stored numbers, or None.
+A frozen network is defined by the numbers it stores, so this rounding is not an error of a certificate. `probe`
+compares the rewritten graph with the network.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,20 +15,20 @@ from lipflow.node import Vertex
 from lipflow.operators import Adjoint, ConvOperator, DenseOperator, FourierMultiplier, LinearOperator
 from lipflow.primitives import NONLINEARITIES, Affine, AvgPool, Constant, Descent, Gather, Pointwise, Scale, Sum
 
-SAME = 1e-12  # relative difference of numbers that differ by the rounding of an equivalent computation
+SAME_TOLERANCE = 1e-12  # relative: numbers that differ by less are the same up to rounding
 
 
 def rewrite(builder: Builder) -> Callable[[Vertex], Vertex]:
     """The function from a vertex to its rewritten form."""
     new: dict[Vertex, Vertex] = {}
 
-    def of(vertex: Vertex) -> Vertex:
+    def rewritten(vertex: Vertex) -> Vertex:
         for v in in_order(builder.start, [vertex]):
             if v not in new:
                 new[v] = simplified(builder, v, tuple(new[i] for i in v.inputs))
         return new[vertex]
 
-    return of
+    return rewritten
 
 
 def simplified(builder: Builder, vertex: Vertex, inputs: tuple[Vertex, ...]) -> Vertex:
@@ -84,7 +84,7 @@ def _period(index: Tensor) -> tuple[slice, slice]:
     return slice(0, rows), slice(0, columns)
 
 
-# Scales and shifts beside a matrix or convolution
+# Scales and shifts before or after a matrix or a convolution
 
 
 def scale_and_shift(v: Vertex) -> tuple[Vertex, Tensor, Tensor | None] | None:
@@ -122,7 +122,7 @@ def join_after(builder: Builder, v: Vertex) -> Vertex | None:
 
 
 def join_before(builder: Builder, v: Vertex) -> Vertex | None:
-    """A scale or shift by channel before Wx + b is W'x + b', if no padded border sees the shift."""
+    """A scale or shift by channel before Wx + b is W'x + b'; a shift only if borders do not change its image."""
     p = v.primitive
     if not isinstance(p, Affine) or (parsed := scale_and_shift(v.inputs[0])) is None:
         return None
@@ -131,7 +131,7 @@ def join_before(builder: Builder, v: Vertex) -> Vertex | None:
         op = scaled_columns(p.op, factor)
         return None if op is None else builder.vertex(Affine(op, p.bias), source, name=v.name)
     if not isinstance(source.primitive, Scale | Affine):
-        return None  # nothing more would join, and inputs that are not centred round more
+        return None  # no further rewrite would apply, and inputs that are not centred have larger rounding errors
     if (shift := by_channel(p.op(shift[None])[0])) is None:
         return None
     rest = builder.sum([(float(factor), source)], v.inputs[0].name)
@@ -149,7 +149,7 @@ def by_channel(value: Tensor) -> Tensor | None:
     """The value of each channel, if it is the same at all positions, up to rounding."""
     flat = value.reshape(len(value), -1)
     spread, largest = float((flat - flat[:, :1]).abs().max()), float(flat.abs().max())
-    return flat[:, 0].clone() if spread <= SAME * largest else None
+    return flat[:, 0].clone() if spread <= SAME_TOLERANCE * largest else None
 
 
 def scaled_rows(op: LinearOperator, factor: Tensor) -> LinearOperator | None:
@@ -181,7 +181,7 @@ def scaled_columns(op: LinearOperator, factor: Tensor) -> LinearOperator | None:
     return op.with_weight(op.weight * factor) if isinstance(op, DenseOperator | FourierMultiplier) else None
 
 
-# Matrices after matrices, and the identity beside an operator
+# Matrices after matrices, and the identity plus an operator
 
 
 def join_matrices(builder: Builder, v: Vertex) -> Vertex | None:
@@ -239,7 +239,7 @@ def _plus_identity(op: LinearOperator, a: float, c: float) -> LinearOperator | N
 
 
 def recognise_descent(builder: Builder, v: Vertex) -> Vertex | None:
-    """x - Wᵀ(t·σ(Wx + b)) with t ≥ 0 for each unit is a descent of Σ tᵢφ(wᵢ·x + bᵢ), which is convex.
+    """x - Wᵀ(t·σ(Wx + b)), with a tᵢ ≥ 0 for each unit i, is a descent of Σ tᵢφ(wᵢ·x + bᵢ), which is convex.
 
     If t is the same for all units it is the step size. Otherwise, for relu, t·relu(y) = √t·relu(√t·y) joins √t to W.
     """
@@ -247,31 +247,31 @@ def recognise_descent(builder: Builder, v: Vertex) -> Vertex | None:
     if not (isinstance(p, Sum) and len(v.inputs) == 2):
         return None
     for x, y, a, c in in_either_order(v, p):
-        if a != 1 or not isinstance(back := y.primitive, Affine):
+        if a != 1 or not isinstance(second := y.primitive, Affine):
             continue
         sigma = y.inputs[0]
         if not (isinstance(sigma.primitive, Pointwise) and sigma.primitive.name in NONLINEARITIES):
             continue
-        forth = sigma.inputs[0]
-        if not (isinstance(forth.primitive, Affine) and forth.inputs == (x,)):
+        first = sigma.inputs[0]
+        if not (isinstance(first.primitive, Affine) and first.inputs == (x,)):
             continue
-        op, bias = forth.primitive.op, forth.primitive.bias
-        ratios = adjoint_ratios(back.op, op)
+        op, bias = first.primitive.op, first.primitive.bias
+        ratios = adjoint_ratios(second.op, op)
         if ratios is None or bool((-c * ratios < 0).any()):
             continue
         t, name = -c * ratios, sigma.primitive.name
         if bool((t == 0).all()):
             continue
-        if bool((t - t[0]).abs().max() <= SAME * t[0].abs()):
+        if bool((t - t[0]).abs().max() <= SAME_TOLERANCE * t[0].abs()):
             step = Descent(op, bias, NONLINEARITIES[name], float(t[0]))
         elif name == "relu" and (rooted := scaled_rows(op, t.sqrt())) is not None:
             step = Descent(rooted, None if bias is None else bias * t.sqrt(), NONLINEARITIES[name], 1.0)
         else:
             continue
         result = builder.vertex(step, x, name=v.name)
-        if back.bias is None or not bool(back.bias.any()):
+        if second.bias is None or not bool(second.bias.any()):
             return result
-        shift = back.bias.reshape(-1, *[1] * (len(x.shape) - 1)).expand(x.shape).contiguous()
+        shift = second.bias.reshape(-1, *[1] * (len(x.shape) - 1)).expand(x.shape).contiguous()
         return builder.sum([(1.0, result), (c, builder.constant(shift))], v.name)
     return None
 
@@ -292,7 +292,7 @@ def adjoint_ratios(back: LinearOperator, op: LinearOperator) -> Tensor | None:
     squares = (ours * ours).sum(1)
     ratios = (theirs * ours).sum(1) / torch.where(squares > 0, squares, torch.ones_like(squares))
     off = (theirs - ratios[:, None] * ours).norm(dim=1)
-    return ratios if bool((off <= SAME * theirs.norm(dim=1).max()).all()) else None
+    return ratios if bool((off <= SAME_TOLERANCE * theirs.norm(dim=1).max()).all()) else None
 
 
 def _has_adjoint_geometry(back: ConvOperator, op: ConvOperator) -> bool:

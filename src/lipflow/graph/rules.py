@@ -68,7 +68,7 @@ def broadcast(*values: Any) -> torch.Size:
 
 
 def scaled(node: Node, factor: Any) -> Any:
-    """A node times a constant: by one number, by channel, or by entry."""
+    """A node times a constant, which is one number, a number for each channel, or one for each entry."""
     shape = broadcast(node, factor)
     node, value = expanded(node, shape), constant_value(factor, shape)
     by_channel = value.reshape(len(value), -1) if value.ndim else value.reshape(1, 1)
@@ -184,7 +184,7 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Any:
     if training or running_mean is None or running_var is None:
-        raise LoweringError("it divides by the deviation of its batch; use running statistics, in evaluation mode")
+        raise LoweringError("it divides by the deviation of its batch; give it running statistics, in evaluation mode")
     require_constant(running_mean, running_var, weight, bias)
     scale = (running_var.detach().double() + eps).rsqrt()
     scale = scale if weight is None else scale * weight.detach().double()
@@ -218,7 +218,7 @@ def avg_pool2d(
     if ceil_mode:
         raise LoweringError("average pooling has a bound only without ceil_mode")
     if not count_include_pad and sides != (0, 0) and divisor_override is None:
-        raise LoweringError("average pooling has a bound only if its padding is counted")
+        raise LoweringError("average pooling with padding has a bound only with count_include_pad=True")
     divisor = float(divisor_override or math.prod(window))
     if steps == window and sides == (0, 0):
         return AvgPool(window, divisor)(input)
@@ -232,14 +232,15 @@ def adaptive_avg_pool2d(input: Node, output_size: Any) -> Any:
     given = output_size if isinstance(output_size, tuple | list) else (output_size, output_size)
     sizes = [n if out is None else out for n, out in zip(input.shape[2:], given, strict=True)]
     if any(n % out for n, out in zip(input.shape[2:], sizes, strict=True)):
-        raise LoweringError(f"windows from {tuple(input.shape[2:])} to {tuple(sizes)} overlap; take sizes that divide")
+        pixels = f"{tuple(input.shape[2:])} to {tuple(sizes)}"
+        raise LoweringError(f"windows from {pixels} overlap; the output size must divide the input size")
     return avg_pool2d(input, [n // out for n, out in zip(input.shape[2:], sizes, strict=True)])
 
 
 def mean(input: Node, dim: Any = None, keepdim: bool = False) -> Any:
     dims = sorted(d % input.ndim for d in ([dim] if isinstance(dim, int) else dim or []))
     if input.ndim != 4 or dims != [2, 3]:
-        raise LoweringError(f"a mean has a rule over the pixels of images only, dim=(2, 3), and not dim={dim}")
+        raise LoweringError(f"a mean has a rule over the pixels of images only, dim=(2, 3), not over dim={dim}")
     pooled = avg_pool2d(input, list(input.shape[2:]))
     return pooled if keepdim else pooled.flatten(1)
 
@@ -268,7 +269,7 @@ def relu(input: Node, inplace: bool = False) -> Any:
 
 def hardtanh(input: Node, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Any:
     if (min_val, max_val) != (-1.0, 1.0):
-        raise LoweringError(f"hardtanh has a rule between -1 and 1, and not between {min_val} and {max_val}")
+        raise LoweringError(f"hardtanh has a rule for the interval [-1, 1], not for [{min_val}, {max_val}]")
     return _maybe_in_place(Pointwise("hardtanh")(input), input, inplace)
 
 
@@ -328,7 +329,7 @@ def to(input: Node, *args: Any, **kwargs: Any) -> Any:
     for value in (*args, *kwargs.values()):
         value = value.dtype if isinstance(value, Tensor) and not isinstance(value, Node) else value
         if isinstance(value, torch.dtype) and value not in (torch.float32, torch.float64):
-            raise LoweringError(f"it has a rule for float32 and float64, and not for {value}")
+            raise LoweringError(f"it has a rule for float32 and float64, not for {value}")
     return input
 
 
