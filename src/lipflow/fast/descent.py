@@ -40,8 +40,8 @@ class NormStep(NamedTuple):
     def size(self, op: LinearOperator) -> tuple[Tensor, Tensor]:
         """h, differentiable in W, and Wu."""
         with without_autocast(self.u):
-            image = op(self.u[None])
-            return two_over(self.slope * norm(image) ** 2), image
+            wu = op(self.u[None])
+            return two_over(self.slope * norm(wu) ** 2), wu
 
 
 def two_over(smoothness: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class Layer(NamedTuple):
     sigma: Sigma
 
     def plain(self, x: Tensor) -> Tensor:
-        """The layer by its formula, for autograd, compilers and transforms."""
+        """The layer, computed by its formula with separate functions, for autograd, compilers and transforms."""
         return x - self.size()[0] * self.op.adjoint(self.sigma(shift(self.op(x), self.bias)))
 
     def size(self) -> tuple[Tensor | float, Tensor | None]:
@@ -67,9 +67,9 @@ class Layer(NamedTuple):
         return self.h.size(self.op) if isinstance(self.h, NormStep) else (self.h, None)
 
     def joins(self, other: "Layer", x: Tensor) -> bool:
-        """Whether the two run on x as a chain: by columns, on the same shapes, with steps 2/ℓ̂.
+        """Whether the two can run on x as one chain: both by columns, with equal shapes and steps 2/ℓ̂.
 
-        With a fixed h a signal may grow, and rounding would dominate the x that is computed from z.
+        With a fixed h the values may grow, and the x that is computed from z would be mostly rounding error.
         """
         a, b = self.op, other.op
         if not (isinstance(self.h, NormStep) and isinstance(other.h, NormStep)):
@@ -80,7 +80,7 @@ class Layer(NamedTuple):
         return same and self.by_columns(x) and other.by_columns(x)
 
     def by_columns(self, x: Tensor) -> bool:
-        return isinstance(self.op, ConvOperator) and _by_columns(self.op, products(x))
+        return isinstance(self.op, ConvOperator) and _by_columns(self.op, product_dtype(x))
 
 
 def shift(y: Tensor, bias: Tensor | None) -> Tensor:
@@ -89,7 +89,7 @@ def shift(y: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def descend(x: Tensor, *layers: Layer) -> Tensor:
-    """x after a chain of layers, each of which joins the next."""
+    """x after a chain of layers; each layer but the last `joins` the next one."""
     if not all(_fusible(x, layer.op) for layer in layers):
         for layer in layers:
             x = layer.plain(x)
@@ -98,17 +98,17 @@ def descend(x: Tensor, *layers: Layer) -> Tensor:
 
 
 def _fusible(x: Tensor, op: LinearOperator) -> bool:
-    """Whether `_Descend` applies. Compilers, transforms and float16 take the plain form."""
+    """Whether `_Descend` can be used; if not (compilers, transforms, float16), `plain` is."""
     return (
         type(op) in (DenseOperator, ConvOperator)  # a subclass may compute something else
         and not x.is_meta
         and not torch.compiler.is_compiling()
         and not transformed()
-        and (products(x) == torch.bfloat16 if autocasts(x) else x.dtype == op.weight.dtype)
+        and (product_dtype(x) == torch.bfloat16 if autocasts(x) else x.dtype == op.weight.dtype)
     )
 
 
-def products(x: Tensor) -> torch.dtype:
+def product_dtype(x: Tensor) -> torch.dtype:
     """The dtype of products of x. Autocast does not change float64."""
     return torch.get_autocast_dtype(x.device.type) if autocasts(x) else x.dtype
 
@@ -121,7 +121,7 @@ def autocasts(x: Tensor) -> bool:
 class _Descend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layers: Sequence[Layer], *parameters: Tensor | None) -> Tensor:
-        ctx.layers, ctx.dtype = layers, products(x)
+        ctx.layers, ctx.dtype = layers, product_dtype(x)
         with without_autocast(x):
             return _forward(ctx, x, layers, parameters)
 
@@ -130,7 +130,7 @@ class _Descend(torch.autograd.Function):
         g, count = grads[0], len(ctx.layers)
         x, *saved = ctx.saved_tensors
         rounded, saved = saved[len(saved) - ctx.rounded :], saved[: len(saved) - ctx.rounded]
-        # With create_graph=True this derivative may itself be differentiated; and many gradients may come at once.
+        # create_graph=True may differentiate the derivative again; is_grads_batched=True gives a batch of gradients.
         if (again := torch.is_grad_enabled()) or is_batch_of_gradients(g):
             with torch.enable_grad(), torch.autocast(g.device.type, ctx.dtype) if rounded else without_autocast(g):
                 return _differentiable(x, ctx.layers, saved[-2 * count :], ctx.needs_input_grad, g, again)
@@ -142,7 +142,7 @@ def _forward(ctx: Any, x: Tensor, layers: Sequence[Layer], parameters: Sequence[
     maps = _runners(layers, ctx.dtype)
     rounded = [w.op.weight for w in maps if isinstance(w, _Matrix) and w.op.weight.dtype != w.full.dtype]
     wide = maps[0].layout(x.to(ctx.dtype))
-    steps, ctx.images = zip(*(layer.size() for layer in layers), strict=True)
+    steps, ctx.wu = zip(*(layer.size() for layer in layers), strict=True)
     sizes = [torch.as_tensor(h, dtype=layers[0].op.weight.dtype, device=x.device) for h in steps]
     parts = list(maps[0].chunks(len(wide)))
     many = len(parts) > 1
@@ -195,7 +195,7 @@ def _backward(ctx: Any, maps: "list[Runner]", x: Tensor, saved: list[Tensor], g:
                     below = dx[part] if dx is not None and not i else torch.empty_like(slope)
                     w.widen(unfolded, below, onto=slope)
                     slope = below
-    results = [t for total, h, image in zip(sums, sizes, ctx.images, strict=True) for t in total.results(h, image)]
+    results = [t for total, h, wu in zip(sums, sizes, ctx.wu, strict=True) for t in total.results(h, wu)]
     return dx, None, *results
 
 
@@ -221,12 +221,12 @@ class _Sums:
         if self.weight is not None:
             self.w.add_gradient(self.weight, unfolded, wide, sign)
 
-    def results(self, h: Tensor, image: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    def results(self, h: Tensor, wu: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         if self.weight is None:
             return None, self.bias
-        if isinstance(self.layer.h, NormStep) and image is not None:
+        if isinstance(self.layer.h, NormStep) and wu is not None:
             slope = -self.layer.h.slope * h**2 * self.dh  # as 2h/‖Wu‖² = sh²
-            self.outer(self.w.unfold(slope * image), self.layer.h.u[None])
+            self.outer(self.w.unfold(slope * wu), self.layer.h.u[None])
         return self.w.weight_of(self.weight), self.bias
 
 
@@ -267,7 +267,7 @@ def _differentiable(
 
 
 def _runners(layers: Sequence[Layer], dtype: torch.dtype, rounded: Sequence[Tensor] = ()) -> "list[Runner]":
-    """`dtype` is that of products, and `rounded` are the weights in it, if they are already computed."""
+    """The runner of each layer, for products in `dtype`. `rounded` are the weights in that dtype, if known."""
     runners: list[Runner] = []
     for i, op in enumerate(layer.op for layer in layers):
         known = rounded[i] if rounded else None
@@ -287,7 +287,7 @@ def _by_columns(op: ConvOperator, dtype: torch.dtype) -> bool:
 
 
 class _Matrix:
-    """A matrix, whose products are added to a given tensor."""
+    """Products with a matrix, by torch on the whole batch."""
 
     def __init__(self, op: DenseOperator | ConvOperator, dtype: torch.dtype, rounded: Tensor | None = None) -> None:
         self.full, self.dtype = op.weight, dtype
@@ -327,7 +327,7 @@ class _Matrix:
 
 
 class _Convolution(_Matrix):
-    """A convolution by torch."""
+    """Products with a convolution, by torch on the whole batch."""
 
     op: ConvOperator
 

@@ -22,8 +22,8 @@ def joint_power_iteration(ops: Sequence[LinearOperator], us: Sequence[Tensor]) -
     alike: dict[Hashable, list[int]] = defaultdict(list)
     for i, (op, u) in enumerate(zip(ops, us, strict=True)):
         # Matrices stay separate: stacking would copy them, and saves no reads.
-        together = isinstance(op, ConvOperator) and not u.is_meta
-        alike[(op.weight.shape, repr(op.geometry), u.dtype, u.device) if together else i].append(i)
+        can_join = isinstance(op, ConvOperator) and not u.is_meta
+        alike[(op.weight.shape, repr(op.geometry), u.dtype, u.device) if can_join else i].append(i)
     groups = [group[i : i + MAX_GROUP] for group in alike.values() for i in range(0, len(group), MAX_GROUP)]
     new: dict[int, Tensor] = {}
     for group in groups:

@@ -1,4 +1,4 @@
-"""The state of torch around a computation: transforms, recomputation, inference mode.
+"""The state of torch during a computation: transforms, recomputation, inference mode.
 
 All uses of private functions of torch are here.
 """
@@ -15,10 +15,10 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
-def may_keep() -> bool:
+def may_store() -> bool:
     """Whether a forward pass may store tensors.
 
-    It may not in a recomputation, nor under torch.func, whose tensors are invalid after the transform.
+    Not in a recomputation, and not under torch.func, whose tensors are invalid after the transform.
     """
     if torch.compiler.is_compiling():
         return True
@@ -39,8 +39,8 @@ def in_memory(t: Tensor) -> bool:
         return False
 
 
-def to_keep() -> AbstractContextManager[object]:
-    """no_grad, outside of inference mode: for tensors to store, which a later backward pass can then use."""
+def storing() -> AbstractContextManager[object]:
+    """A context without gradients and without inference mode, for tensors that a later backward pass can use."""
     if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
         return torch.no_grad()
     return _outside_of_inference()

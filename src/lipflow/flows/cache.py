@@ -1,6 +1,6 @@
-"""A cache for values that evaluation derives from weights.
+"""A cache for values that are computed from weights in evaluation.
 
-Address and version counter do not detect every change of a weight: `p.data.mul_(2)` and fused optimisers change
+The address and the version counter of a weight do not show every change: `p.data.mul_(2)` and fused optimisers change
 neither. So the numbers are compared. A comparison reads a weight once; a Cayley transform, a Björck iteration or a norm
 reads it many times.
 """
@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lipflow.fast.torch_state import in_memory, may_keep, to_keep, transformed
+from lipflow.fast.torch_state import in_memory, may_store, storing, transformed
 
 
 class Cache:
     """The last value of a function of some tensors, valid while their numbers stay the same.
 
-    It is not part of a state dict. Copies share the value, and pickles start empty.
+    It is not part of a state dict. A copy of a cache has the same value; an unpickled cache is empty.
     """
 
     def __init__(self) -> None:
@@ -30,22 +30,22 @@ class Cache:
         return None if entry is None else entry[2]
 
     def transform(self, compute: Callable[[], Tensor], *inputs: Tensor, training: bool, key: Hashable = None) -> Tensor:
-        """compute(), differentiable in the inputs. Cached in evaluation, if no derivative can flow to the inputs."""
+        """compute(), differentiable in the inputs; cached in evaluation if no gradient of the inputs is needed."""
         differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
-        numbers = not torch.compiler.is_compiling() and not transformed() and all(map(in_memory, inputs))
-        if training or differentiable or not numbers:
+        comparable = not torch.compiler.is_compiling() and not transformed() and all(map(in_memory, inputs))
+        if training or differentiable or not comparable:
             return compute()
         dtype, autocast = inputs[0].dtype, torch.is_autocast_enabled(inputs[0].device.type)
         return self.constant(compute, *inputs, key=(key, dtype, autocast))
 
     def constant(self, compute: Callable[[], Tensor], *inputs: Tensor, key: Hashable = None) -> Tensor:
-        """compute(), without derivatives."""
+        """compute() without derivatives; cached."""
         entry = self._entry  # read once and written at once, because other threads may do so meanwhile
         if entry is not None and entry[1] == key and _equal(entry[0], inputs):
             return entry[2]
-        if not (may_keep() and all(map(in_memory, inputs))):
+        if not (may_store() and all(map(in_memory, inputs))):
             return compute()
-        with to_keep():
+        with storing():
             copies, value = tuple(t.detach().clone() for t in inputs), compute()
         self._entry = copies, key, value
         return value

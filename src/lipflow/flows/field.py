@@ -33,11 +33,11 @@ class Convex(nn.Module, ABC):
 
     @abstractmethod
     def smoothness_estimate(self, shape: Shape | None, iterations: int = 1) -> Tensor:
-        """ℓ̂, the Lipschitz constant of ∇f from below, differentiable; see `Weight.estimate`."""
+        """ℓ̂, an estimate from below of the Lipschitz constant of ∇f, differentiable; see `Weight.estimate`."""
 
     @abstractmethod
     def smoothness(self, shape: Shape | None, norm: Norm) -> float:
-        """ℓ, the Lipschitz constant of ∇f on inputs of a shape; from above if `norm` is `lipflow.norm_bound`."""
+        """ℓ, the Lipschitz constant of ∇f on inputs of a shape: a bound if `norm` is `lipflow.norm_bound`."""
 
     def parts(self, x: Tensor) -> Parts | None:
         """W, b and σ on inputs like x, if ∇f(x) = Wᵀσ(Wx + b): then a step can run in certified arithmetic."""
@@ -70,7 +70,7 @@ class ConvexPotential(Convex):
         return W.adjoint(self.sigma.function(shift(W(x), self.bias)))
 
     def smoothness_estimate(self, shape: Shape | None, iterations: int = 1) -> Tensor:
-        """s‖Wu‖²."""
+        """s‖Wu‖² for the unit vector u of the weight."""
         return self.sigma.high * self.weight.estimate(self.weight.operator(shape), iterations) ** 2
 
     def smoothness(self, shape: Shape | None, norm: Norm) -> float:
@@ -86,9 +86,9 @@ class ConvexPotential(Convex):
 
 
 class Potential(Convex):
-    """The field -∇f of any convex f, from a module that computes ∇f, and its smoothness (Proposition 3).
+    """The field -∇f of any convex f: `gradient` is a module that computes ∇f, ∇f is `smoothness`-Lipschitz.
 
-    That f is convex and `smoothness`-smooth is not checked.
+    Proposition 3 of the paper. Neither that f is convex nor its smoothness is checked.
     """
 
     def __init__(self, gradient: nn.Module, smoothness: float) -> None:
@@ -170,7 +170,7 @@ Field = Convex | Skew | ConvexPlusSkew
 
 
 def monotone(sigma: str | Nonlinearity) -> Nonlinearity:
-    """σ by name or as given. Raises if σ decreases somewhere, has unbounded slopes, or has parameters."""
+    """σ, from a name or a Nonlinearity. Raise if it decreases somewhere, has unbounded slopes, or has parameters."""
     accepted = f"sigma is one of {', '.join(NONLINEARITIES)}, or a Nonlinearity with its slopes, not {sigma!r}"
     if isinstance(sigma, str):
         if sigma not in NONLINEARITIES:
@@ -179,7 +179,7 @@ def monotone(sigma: str | Nonlinearity) -> Nonlinearity:
     if not isinstance(sigma, Nonlinearity):
         raise TypeError(accepted)
     if _has_parameters(sigma):
-        raise ValueError("σ has parameters of its own, which a Convex Potential Layer would not train")
+        raise ValueError(f"σ = {sigma.function} has parameters, which a Convex Potential Layer would not train")
     if not 0 <= sigma.low <= sigma.high < math.inf or sigma.high == 0:
         raise ValueError(
             f"a convex potential needs a σ with slopes in [0, s], 0 < s < ∞, not [{sigma.low}, {sigma.high}]: "
@@ -210,4 +210,4 @@ def _require_symmetric_window(weight: ConvWeight) -> None:
         if axis.kernel % 2 == 0:
             raise ValueError(f"a skew-symmetric convolution needs an odd kernel, not {height}×{width}")
         if axis.stride != 1 or axis.before != axis.after or 2 * axis.before != axis.extent - 1:
-            raise ValueError("a skew-symmetric convolution keeps the size: stride 1 and padding 'same'")
+            raise ValueError("a skew-symmetric convolution keeps the image size: give it stride=1 and padding='same'")

@@ -7,8 +7,8 @@ n iterations from z₀, for any such f,
     ‖zₙ - z*‖ ≤ ‖z₀ - z*‖ / √(1 + q·Aₙ),    q = 1/(1 + ℓ),
 
 where A₀ = 0 and Aₙ₊₁ = `_next`(Aₙ, q). The right side decreases like (1 - √q)ⁿ. So a fixed number of iterations has a
-known error at every x, and the tolerance ε follows from it. Stopping at a small residual would bound the error at the
-inputs that were solved, and at no others.
+known error at every x, and the tolerance ε follows from it. Stopping at a small residual would bound the error only at
+the inputs that were solved.
 """
 
 import math
@@ -31,25 +31,25 @@ from lipflow.shapes import Shape
 
 Gradient = Callable[[Tensor], Tensor]
 
-MAX_A = 2.0**200  # the iteration stops at a larger Aₙ: z is exact to rounding, and Aₙ would overflow
+MAX_A = 2.0**200  # the iteration stops at a larger Aₙ: zₙ is exact up to rounding by then, and Aₙ would overflow
 MIN_SMOOTHNESS = 2.0**-6  # a smaller ℓ is replaced by this: the method divides by 1 - q, and a larger ℓ is valid too
-POWER_ITERATIONS = 10  # before a step in training: a solve costs more than a good estimate
-SLACK = 1.25  # the solver is run for an ℓ of so many times the estimate
+POWER_ITERATIONS = 10  # before a step in training; a solve costs more than this
+SMOOTHNESS_SLACK = 1.25  # the solver assumes that ℓ is this many times its estimate, which is from below
 
 
 def proximal_step(field: Convex, x: Tensor, h: float, iterations: int | None, reflect: bool = False) -> Tensor:
-    """The proximal map z + h∇f(z) = x of the implicit step, or the reflection 2z - x of the midpoint: 1-Lipschitz.
+    """The solution z of z + h∇f(z) = x (implicit step), or its reflection 2z - x (midpoint). Both are 1-Lipschitz.
 
-    As I + h∇f is 1-strongly monotone, the solution z has ‖x - z‖ ≤ h‖∇f(x)‖. The solver starts at x and leaves a known
-    fraction of this distance: ε.
+    As I + h∇f is 1-strongly monotone, ‖x - z‖ ≤ h‖∇f(x)‖. The solver starts at x, and at most a known fraction of this
+    distance remains: the tolerance ε.
     """
     if isinstance(x, Node):
         return _lower(field, x, h, iterations, reflect)
     if autocasts(x):
-        x = x.float()  # the input may be rounded, and the solution is not
+        x = x.float()  # autocast may have rounded the input; the solution is computed in float32
     with without_autocast(x):
         ell, count = _plan(field, tuple(x.shape[1:]), h, iterations)
-        z = proximal(field.gradient, x, h, ell, count, now=lambda: _current_gradient(field))
+        z = proximal(field.gradient, x, h, ell, count, current_gradient=lambda: _current_gradient(field))
         return 2 * z - x if reflect else z
 
 
@@ -60,8 +60,8 @@ def _current_gradient(field: Convex) -> Gradient:
 
 
 def _plan(field: Convex, shape: Shape, h: float, iterations: int | None) -> tuple[float, int]:
-    """The ℓ that the solver is run for, and the number of its iterations."""
-    ell = SLACK * h * float(field.smoothness_estimate(shape, POWER_ITERATIONS).detach())
+    """The ℓ that the solver assumes, and the number of its iterations."""
+    ell = SMOOTHNESS_SLACK * h * float(field.smoothness_estimate(shape, POWER_ITERATIONS).detach())
     return ell, iterations_for(ell, UNSOLVED) if iterations is None else iterations
 
 
@@ -78,27 +78,32 @@ def _lower(field: Convex, x: Node, h: float, iterations: int | None, reflect: bo
         return LiveProximal(*parts, h, reflect, solve, planned, unsolved)(x)
     at_origin = norm_up(field.gradient(torch.zeros(1, *shape, dtype=x.dtype)))
 
-    def allowance(norm: Norm, reach: float) -> float:
+    def tolerance(norm: Norm, reach: float) -> float:
         smoothness = field.smoothness(shape, norm)
         if mul_up(h, smoothness) > planned:
-            return math.inf  # the rate is unknown: the estimate is below the smoothness by more than SLACK
+            return math.inf  # the estimate was too low, so the solver has no known rate
         left = mul_up(unsolved, mul_up(h, add_up(at_origin, mul_up(smoothness, reach))))
         return 2 * left if reflect else left
 
     def step(z: Tensor) -> Tensor:
         return proximal_step(field, z, h, iterations, reflect)
 
-    return declared(x, type(field).__name__, step, lambda norm: 1.0, allowance)
+    return declared(x, type(field).__name__, step, lambda norm: 1.0, tolerance)
 
 
 def proximal(
-    gradient: Gradient, x: Tensor, h: float, ell: float, iterations: int, now: Callable[[], Gradient] | None = None
+    gradient: Gradient,
+    x: Tensor,
+    h: float,
+    ell: float,
+    iterations: int,
+    current_gradient: Callable[[], Gradient] | None = None,
 ) -> Tensor:
     """z with z + h∇f(z) ≈ x, after `iterations` steps from z₀ = x; its derivatives are those of the exact z.
 
     With H = ∇²f(z), (I + hH)⁻¹ is symmetric. So a gradient g at z becomes w = (I + hH)⁻¹g at x, and -w at h∇f(z), as a
     function of the parameters of f. torch.func and forward-mode AD differentiate the iterations. H is computed in the
-    backward pass, when the parameters of f may have changed, so it is that of the ∇f which `now()` returns here.
+    backward pass, when the parameters of f may have changed: `current_gradient()` is called now, and fixes them.
     """
     if not torch.compiler.is_compiling() and transformed():
         return _solve(gradient, x, h, ell, iterations)
@@ -108,9 +113,9 @@ def proximal(
         return z
     linked = x - h * gradient(z)
     if linked.requires_grad:
-        later = gradient if now is None else now()
-        limit = 1000 + int(40 * math.sqrt(1 + ell))  # conjugate gradients need about 18√(1 + ℓ) in float64
-        linked.register_hook(lambda g: g if g is None else _implicit_gradient(later, z, h, g, limit))
+        fixed = gradient if current_gradient is None else current_gradient()
+        limit = 1000 + int(40 * math.sqrt(1 + ell))  # conjugate gradients take about 18√(1 + ℓ) steps in float64
+        linked.register_hook(lambda g: g if g is None else _implicit_gradient(fixed, z, h, g, limit))
     return z + (linked - linked.detach())
 
 
@@ -168,10 +173,10 @@ def _implicit_gradient(gradient: Gradient, z: Tensor, h: float, g: Tensor, limit
     """w with (I + hH)w = g, H = ∇²f(z), by conjugate gradients on each member of the batch."""
     if is_batch_of_gradients(g):
         raise RuntimeError(
-            "an implicit layer takes one gradient at a time; drop vectorize=True or is_grads_batched=True"
+            "an implicit layer takes one gradient at a time; use it without vectorize=True and is_grads_batched=True"
         )
     if torch.is_grad_enabled():
-        raise RuntimeError("an implicit layer has first derivatives only: its second would be wrong; drop create_graph")
+        raise RuntimeError("an implicit layer has no second derivatives; use it without create_graph=True")
     with without_autocast(g), torch.enable_grad():
         point = z.detach().requires_grad_()
         value = gradient(point)
@@ -200,12 +205,15 @@ def _implicit_gradient(gradient: Gradient, z: Tensor, h: float, g: Tensor, limit
     for _ in range(limit):
         if not bool((squared > target).any()):
             return w * scale
-        image = apply(direction)
-        step = squared / torch.where(squared > target, dot(direction, image), torch.ones_like(squared))
+        product = apply(direction)
+        step = squared / torch.where(squared > target, dot(direction, product), torch.ones_like(squared))
         step = torch.where(squared > target, step, torch.zeros_like(step))
-        w, residual = w + (step * direction).to(w), residual - (step * image).to(w)
+        w, residual = w + (step * direction).to(w), residual - (step * product).to(w)
         updated = dot(residual, residual)
-        turn = updated / torch.where(squared > 0, squared, torch.ones_like(squared))
-        direction = residual + (turn * direction).to(w)
+        ratio = updated / torch.where(squared > 0, squared, torch.ones_like(squared))
+        direction = residual + (ratio * direction).to(w)
         squared = updated
-    raise RuntimeError(f"the implicit gradient did not converge: a residual of {float(norm(residual)):.3g} is left")
+    raise RuntimeError(
+        f"the implicit gradient did not converge in {limit} steps: the residual is {float(norm(residual)):.3g}; "
+        "use a smaller h"
+    )

@@ -42,8 +42,8 @@ def inverse(a: Tensor) -> Tensor:
     """A⁻¹ of each of a batch of square matrices.
 
     On a CPU after torch.set_num_threads(2), torch.linalg.inv returns wrong inverses of a batch of matrices with 151
-    rows, without an error (pytorch issue 142815). We measured right ones at 128 rows and wrong ones at 160. Single
-    matrices are right.
+    rows, without an error (pytorch issue 142815). We measured right inverses at 128 rows and wrong ones at 160.
+    Single matrices are inverted correctly.
     """
     if a.ndim == 2 or not a.numel() or a.device.type != "cpu" or a.shape[-1] <= MAX_BATCHED_ROWS:
         return torch.linalg.inv(a)
@@ -57,14 +57,14 @@ def symbols(op: ConvOperator) -> Tensor:
     kernel_size, dilation = (op.rows.kernel, op.columns.kernel), (op.rows.dilation, op.columns.dilation)
     cosine, sine = phases(kernel_size, dilation, (height, width), frequencies)
     # Tap j reads at i + dj - p, so its factor is e^{iω(dj - p)}; `symbol` sums the e^{iωdj}, without the padding p.
-    turn = torch.complex(*_turn(op, frequencies)).conj()
+    phase = torch.complex(*_padding_phase(op, frequencies)).conj()
     with without_autocast(op.kernel):
         parts = [torch.complex(*symbol(kernel, cosine, sine)) for kernel in op.kernel.chunk(op.groups)]
     stacked = torch.stack(parts)
-    return (stacked * turn.to(stacked)).unflatten(1, (height, -1))
+    return (stacked * phase.to(stacked)).unflatten(1, (height, -1))
 
 
-def _turn(op: ConvOperator, frequencies: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def _padding_phase(op: ConvOperator, frequencies: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """cos and sin of ω·p for the padding p  # (frequencies, 1, 1): those of the last of p + 1 taps."""
     sides = (op.rows.size, op.columns.size)
     cosine, sine = phases((op.rows.before + 1, op.columns.before + 1), (1, 1), sides, frequencies)

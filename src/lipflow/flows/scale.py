@@ -11,9 +11,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from lipflow.fast.torch_state import to_keep
+from lipflow.fast.torch_state import storing
 from lipflow.flows.cache import Cache
-from lipflow.flows.weight import WARM_UP, Weight, follow
+from lipflow.flows.weight import WARM_UP, Weight, track_top_vector
 from lipflow.operators import DenseOperator, LinearOperator, norm_estimate
 from lipflow.operators.norm import norm, power_iteration, start_vector
 
@@ -65,7 +65,9 @@ class ReshapedScale(Scale):
         estimates = []
         for i, matrix in enumerate(map(DenseOperator, reshapings(op.weight))):
             buffer = self.get_buffer(f"u{i}")
-            u = follow(matrix, buffer.clone(), self.caches[i], partial(_keep, buffer) if self.training else None)
+            u = track_top_vector(
+                matrix, buffer.clone(), self.caches[i], partial(_keep, buffer) if self.training else None
+            )
             estimates.append(norm_estimate(matrix, u, 0))
         return self.factor / _positive(torch.stack(estimates).amin())
 
@@ -83,10 +85,10 @@ class LearnedScale(Scale):
     alpha: nn.Parameter
 
     def begin(self, kernel: Tensor) -> None:
-        self.alpha = nn.Parameter(length(kernel.detach()).clone())
+        self.alpha = nn.Parameter(frobenius_norm(kernel.detach()).clone())
 
     def forward(self, op: LinearOperator, weight: Weight) -> Tensor:
-        return self.alpha / _positive(length(op.weight))
+        return self.alpha / _positive(frobenius_norm(op.weight))
 
 
 def reshapings(kernel: Tensor) -> list[Tensor]:
@@ -102,13 +104,13 @@ def reshapings(kernel: Tensor) -> list[Tensor]:
     ]
 
 
-def length(weight: Tensor) -> Tensor:
-    """‖W‖_F, row by row: a single sum of millions of squares would lose four digits in float32."""
+def frobenius_norm(weight: Tensor) -> Tensor:
+    """‖W‖_F, from the norms of the rows: one sum of millions of squares would lose four digits in float32."""
     return norm(torch.linalg.vector_norm(weight.flatten(1), dim=1))
 
 
 def _keep(buffer: Tensor, u: Tensor) -> Tensor:
-    with to_keep():
+    with storing():
         buffer.copy_(u)
     return u
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lipflow.fast import Layer, NormStep, descend, joint_power_iteration
-from lipflow.fast.torch_state import may_keep, transformed
+from lipflow.fast.torch_state import may_store, transformed
 from lipflow.flows.field import ConvexPotential
 from lipflow.flows.flow import Flow
 from lipflow.flows.step import ExplicitEuler
@@ -18,7 +18,7 @@ from lipflow.node import Node
 from lipflow.operators.conv import faster_channels_last
 
 M = TypeVar("M", bound=nn.Module)
-Vectors = dict[int, Tensor]  # the unit vectors of this pass, by the id of their weight
+Vectors = dict[int, Tensor]  # the unit vectors of this forward pass, by the id of their weight
 
 
 class Sequential(nn.Sequential):
@@ -37,7 +37,7 @@ class Sequential(nn.Sequential):
         if isinstance(x, Node) or torch.compiler.is_compiling() or transformed():
             return super().forward(x)
         layers = list(self)
-        vectors = iterate(layers) if self.training and may_keep() else {}
+        vectors = iterate(layers) if self.training and may_store() else {}
         if self.recompute_activations and self.training and len(layers) > 3:
             return recomputed(self, layers, x, vectors)
         return run(layers, x, vectors)
@@ -54,26 +54,26 @@ def fuse(model: M) -> M:
 def run(layers: Iterable[nn.Module], x: Tensor, vectors: Vectors) -> Tensor:
     """x after all layers, with consecutive Convex Potential Layers as one function.
 
-    Between layers that oneDNN convolves, images are channels last, where oneDNN is fastest.
+    Images are channels last between layers that oneDNN convolves, because oneDNN is fastest in this format.
     """
     chain: list[Layer] = []
-    turned = False  # whether this function made x channels last
+    converted = False  # whether this function made x channels last
     for module in layers:
         layer = as_layer(module, x, vectors)
         if chain and (layer is None or not chain[-1].joins(layer, x)):
             x, chain = descend(x, *chain), []
         if layer is None:
-            x, turned = module(x.contiguous() if turned else x), False
+            x, converted = module(x.contiguous() if converted else x), False
             continue
         if faster_channels_last(layer.op, x) and x.is_contiguous() and not layer.by_columns(x):
-            x, turned = x.contiguous(memory_format=torch.channels_last), True
+            x, converted = x.contiguous(memory_format=torch.channels_last), True
         chain.append(layer)
     x = descend(x, *chain) if chain else x
-    return x.contiguous() if turned else x
+    return x.contiguous() if converted else x
 
 
 def as_layer(module: nn.Module, x: Tensor, vectors: Vectors) -> Layer | None:
-    """A Convex Potential Layer without hooks on inputs of x's shape. None for other modules."""
+    """A module as a `Layer` on inputs of x's shape; None unless it is a Convex Potential Layer without hooks."""
     parts = convex_potential_layer(module)
     if parts is None:
         return None
@@ -134,8 +134,8 @@ class _Recomputation(AbstractContextManager[None]):
     def __enter__(self) -> None:
         if self.buffers != self.versions():
             raise RuntimeError(
-                "with recompute_activations, a forward pass in training must be followed by its backward pass: "
-                "another forward pass has changed the step sizes since"
+                "with recompute_activations, each forward pass in training must be followed by its backward pass: "
+                "another forward pass has changed the step sizes in between"
             )
 
     def __exit__(self, *_: object) -> None: ...

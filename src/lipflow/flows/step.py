@@ -35,18 +35,18 @@ class Step(ABC):
 
     @abstractmethod
     def require(self, field: Field) -> None:
-        """Raise TypeError for a field that this step does not step through."""
+        """Raise TypeError for a field that this step cannot be used with."""
 
     @abstractmethod
     def __call__(self, field: Field, x: Tensor) -> Tensor:
-        """x after one step."""
+        """The value after one step from x."""
 
     def lower(self, field: Field, x: Node) -> Node:
         """The step in evaluation mode as a node. Override it if the step has a better constant than its parts."""
         return cast(Node, self(field, x))
 
     def refusal(self, field: Field, instead: str) -> TypeError:
-        """The error for a field that this step does not step through."""
+        """The error for a field that this step cannot be used with; `instead` says what can."""
         if isinstance(field, ConvexPlusSkew) and not isinstance(self, Split):
             instead = "a ConvexPlusSkew takes Split(convex_step, skew_step)"
         return TypeError(f"{self} does not step through {type(field).__name__}: {instead}")
@@ -152,7 +152,7 @@ class Midpoint(_Implicit):
 
 @dataclass(frozen=True)
 class Exponential(Step):
-    """The exact flow e^{hA}x of a skew field, by `terms` terms of its series: SOC. Training may use `train_terms`.
+    """The exact flow e^{hA}x of a skew field, by `terms` terms of its series (SOC); `train_terms` in training.
 
     e^{hA} is orthogonal, and for |θ| ≤ ha the remainder of e^{iθ} after k terms is at most (ha)ᵏ/k!: L = 1 + (ha)ᵏ/k!.
     """

@@ -1,4 +1,4 @@
-"""Learned linear operators: a parameter, a geometry, and a vector of power iteration that estimates the norm."""
+"""Learned linear operators: a parameter, a geometry, and the vector of a power iteration that estimates the norm."""
 
 import math
 from abc import ABC, abstractmethod
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lipflow.fast.torch_state import may_keep, to_keep
+from lipflow.fast.torch_state import may_store, storing
 from lipflow.flows.cache import Cache
 from lipflow.operators import ConvOperator, DenseOperator, LinearOperator, norm_estimate
 from lipflow.operators.conv import Padding
@@ -38,8 +38,8 @@ class Weight(nn.Module, ABC):
     def forward(self, x: Tensor) -> LinearOperator:
         """W as an operator on the inputs x. Stores their shape if it is the first, or in training."""
         op = self.operator(tuple(x.shape[1:]))
-        if not self._has_vector_for(op) and (self.training or not self.u.numel()) and may_keep():
-            with to_keep():
+        if not self._has_vector_for(op) and (self.training or not self.u.numel()) and may_store():
+            with storing():
                 self.u = self._vector(op)
         return op
 
@@ -54,11 +54,11 @@ class Weight(nn.Module, ABC):
 
     def top_vector(self, op: LinearOperator, iterations: int = 1) -> Tensor:
         """A unit vector u with ‖Wu‖ close to ‖W‖. Training stores it for the next step."""
-        return follow(op, self._vector(op), self.cache, self.keep if self.training else None, iterations)
+        return track_top_vector(op, self._vector(op), self.cache, self.keep if self.training else None, iterations)
 
     def keep(self, u: Tensor) -> Tensor:
         """Store u, and return it."""
-        with to_keep():
+        with storing():
             if self.u.shape == u.shape:
                 self.u.copy_(u)
             else:
@@ -70,11 +70,11 @@ class Weight(nn.Module, ABC):
         if mode:
             self.cache.clear()  # it holds a copy of W
         else:
-            self._settle()
+            self._prepare_evaluation()
         return self
 
-    def _settle(self) -> None:
-        """Compute the vector of evaluation now: a compiled graph cannot."""
+    def _prepare_evaluation(self) -> None:
+        """Compute and cache the vector for evaluation now, as a compiled graph cannot."""
         if self.u.numel() and not self.u.is_meta:
             self.top_vector(self.operator(None))
 
@@ -90,30 +90,30 @@ class Weight(nn.Module, ABC):
         if prefix + "weight" in state_dict and prefix + "u" not in state_dict:
             self.reset_estimate()
         if not self.training:
-            self._settle()
+            self._prepare_evaluation()
 
     def _has_vector_for(self, op: LinearOperator) -> bool:
         return tuple(self.u.shape) == op.in_shape
 
     def _vector(self, op: LinearOperator) -> Tensor:
-        """A copy of u, as autograd keeps it while u changes; or a new one for another shape."""
+        """A copy of u, which autograd can save while u changes; or a new vector, for another shape."""
         return self.u.clone() if self._has_vector_for(op) else self._new_vector(op)
 
     def _new_vector(self, op: LinearOperator) -> Tensor:
         return power_iteration(op, start_vector(op.in_shape, self.weight), WARM_UP)
 
 
-def follow(
+def track_top_vector(
     op: LinearOperator, u: Tensor, cache: Cache, keep: Callable[[Tensor], Tensor] | None, iterations: int = 1
 ) -> Tensor:
     """A unit vector u with ‖Wu‖ close to ‖W‖: the paper's Algorithm 1.
 
     Training makes some power iterations from the last u and passes the result to `keep`. In evaluation, where `keep` is
-    None, the paper makes 100. Lanczos' method is more accurate with as many products, and its result is cached until a
-    number of W changes.
+    None, the paper makes 100. Lanczos' method is more accurate with as many products; its result is
+    cached until W changes.
     """
     if keep is not None:
-        return keep(power_iteration(op, u, iterations)) if may_keep() else u
+        return keep(power_iteration(op, u, iterations)) if may_store() else u
     if torch.compiler.is_compiling():  # a compiled graph cannot compare weights: use the last vector
         return u if cache.value is None else cache.value
     found = cache.constant(lambda: top_singular_vector(op, u), op.weight, key=op.in_shape)
@@ -206,7 +206,7 @@ class ConvWeight(Weight):
         """Before a state dict is loaded: give u the shape of the loaded one, which is the input size."""
         u = state_dict.get(prefix + "u")
         if u is not None and u.ndim == 3 and u.shape[0] == self.u.shape[0] and u.shape != self.u.shape:
-            with to_keep():
+            with storing():
                 self.u = self.u.new_empty(u.shape)
 
     def extra_repr(self) -> str:
@@ -220,9 +220,9 @@ _DEFAULTS = dict(padding="same", padding_mode="zeros", stride=1, dilation=1, gro
 
 
 def require_flat(shape: Shape | None, features: int) -> None:
-    """Raise if an input of a dense layer is more than one vector: its bias would count once for each."""
+    """Raise unless an input of a dense layer is one vector: with several, the bias would be added to each of them."""
     if shape is not None and len(shape) != 1:
-        raise ValueError(f"a dense layer takes (batch, {features}), not (batch, {str(tuple(shape))[1:]}; flatten")
+        raise ValueError(f"a dense layer takes (batch, {features}), not (batch, {str(tuple(shape))[1:]}; flatten it")
 
 
 def require_images(shape: Shape, channels: int) -> None:
