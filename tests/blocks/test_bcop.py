@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lipflow
-from lipflow.blocks.bcop import bjorck, turn
+from lipflow.blocks.bcop import bjorck, compose_two_taps
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(6, 6), (9, 4), (4, 9), (5, 1), (1, 1)])
@@ -39,7 +39,7 @@ def test_turn_composes_with_the_two_tap_convolution(axis):
         first = torch.einsum("cd,dmk->cmk", p, tap)
         expected[j] += first
         expected[j + 1] += tap - first
-    torch.testing.assert_close(turn(kernel, q, axis).movedim(2 + axis, 0), expected)
+    torch.testing.assert_close(compose_two_taps(kernel, q, axis).movedim(2 + axis, 0), expected)
 
 
 @pytest.mark.parametrize(("into", "out"), [(3, 3), (1, 4), (4, 1), (2, 5), (1, 1)])

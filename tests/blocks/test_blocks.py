@@ -87,7 +87,7 @@ def test_the_pair_bound_of_truncation_is_above_the_root_of_two():
         (lambda: blocks.AvgPool(4)(torch.zeros(1, 1, 3, 8)), "at least as large"),
         (lambda: blocks.SpaceToDepth(2)(torch.zeros(1, 1, 3, 4)), r"not \(1, 1, 3, 4\)"),
         (lambda: blocks.Normalize(math.nan), "mean is a finite number"),
-        (lambda: blocks.Normalize(0.0, 0.0), "std is a finite number above 0.0"),
+        (lambda: blocks.Normalize(0.0, 0.0), "std is a finite number above 0,"),
         (lambda: blocks.Normalize([0.1, 0.2])(torch.zeros(1, 3, 2, 2)), "2 channels"),
         (lambda: blocks.Bias(0), "at least 1, not 0"),
         (lambda: blocks.Bias(3)(torch.zeros(2, 4)), r"not \(2, 4\)"),

@@ -80,9 +80,9 @@ def load(folder: Path, certificate: CertificateFile) -> Outcome | None:
     agrees = len(clean) <= len(certificate.right) and bool((clean == certificate.right[: len(clean)]).all())
     if "certificate" not in stated and not agrees:
         return None
-    require(agrees, path, "its list of right labels is not that of the certificate")
-    require(len(clean) > 0, path, "it attacks no image")
-    require(len(robust) > 0, path, "it attacks at no radius")
+    require(agrees, path, "its list `clean` does not agree with the labels of the certificate")
+    require(len(clean) > 0, path, "it has no attacked images")
+    require(len(robust) > 0, path, "it has no radii")
     try:
         names = sorted(robust, key=parse_radius)
     except ValueError as error:

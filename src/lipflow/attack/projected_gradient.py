@@ -27,7 +27,7 @@ from lipflow.rounding import TINY, gamma, sqrt_up, up
 Model = Callable[[Tensor], Tensor]
 Radius = Fraction | float | str | Tensor  # one for all images, or a tensor with one per image  # (n,)
 
-_ATTACK = 4  # the key of these random numbers: Note [counter-based randomness]
+_ATTACK = 4  # the purpose of these random numbers: Note [counter-based randomness]
 BISECTIONS = 30  # of the segment from an image to the adversarial image that `nearest` found
 
 
@@ -85,8 +85,9 @@ def pgd(
     A tensor is one ε with a value for each image, such as `certificates.radius`.
 
     z ← Π(z + stride·ε·g/‖g‖), where g is the gradient of the cross-entropy at z, and Π projects onto the L2 ball around
-    x and then onto [0, 1]. Images that break a ball are not attacked again in larger ones. `indices` are the positions
-    of the images in their dataset, by default 0, 1, …; with them, parts of a dataset give the results of the whole.
+    x and then onto [0, 1]. Once an attack on an image has succeeded, the image is not attacked in larger balls.
+    `indices` are the positions of the images in their dataset, by default 0, 1, …; they determine the random numbers,
+    so that parts of a dataset give the same results as the whole.
     """
     attack = PGD() if attack is None else attack
     x = _receive(model, images, labels)
@@ -113,14 +114,14 @@ def nearest(
     attack: PGD | None = None,
     indices: Tensor | None = None,
 ) -> Nearest:
-    """Attack in growing balls, by default up to the diameter of the box, then bisect the segment to the first success.
+    """Attack in growing balls, up to the diameter of the box by default; then bisect the segment to the image found.
 
     The distance found is an upper bound of the distance to the nearest image with another label.
     """
     attack, x = PGD() if attack is None else attack, _receive(model, images, labels)
     grid = _grid(x[0].numel() if len(x) else 1) if epsilons is None else epsilons
     for eps in grid:
-        _radii(eps, len(x))  # raises unless there is one for all images, or one for each
+        _radii(eps, len(x))  # raises unless there is one radius for all images, or one for each
     indices = torch.arange(len(x)) if indices is None else indices
     parts = []
     for first in range(0, max(1, len(x)), attack.batch):  # pgd returns an image for every ε: keep one batch of them
@@ -137,17 +138,17 @@ def _nearest(
     attacked = pgd(model, x, labels, grid, attack, indices)
     rows, column = torch.arange(len(x)), attacked.success.long().argmax(1)
     found = attacked.success.any(1)
-    end = torch.where(_over(found, x), attacked.images[rows, column], x)
+    end = torch.where(_per_image(found, x), attacked.images[rows, column], x)
     near, label = end, torch.where(found, attacked.label[rows, column], attacked.label[:, -1])
     low, high = x.new_zeros(len(x)), x.new_ones(len(x))
     with _evaluation(model):
         for _ in range(BISECTIONS if len(x) else 0):
             middle = (low + high) / 2
-            z = (x + _over(middle, x) * (end - x)).clamp(0, 1)
-            wrong, _, said = _judge(model, z, labels)
+            z = (x + _per_image(middle, x) * (end - x)).clamp(0, 1)
+            wrong, _, predicted = _judge(model, z, labels)
             low, high = torch.where(wrong, low, middle), torch.where(wrong, middle, high)
             nearer = wrong & found
-            near, label = torch.where(_over(nearer, x), z, near), torch.where(nearer, said, label)
+            near, label = torch.where(_per_image(nearer, x), z, near), torch.where(nearer, predicted, label)
     return found, near, label, _distances(square_distances(x, near))
 
 
@@ -160,22 +161,22 @@ def _attack(
     columns = []
     for ball in radii:
         for restart in range(attack.restarts):
-            left = (~broken).nonzero().flatten()
-            if not len(left):
+            remaining = (~broken).nonzero().flatten()
+            if not len(remaining):
                 break
-            chosen = [ball[i] for i in left.tolist()]
-            drawn = [_draw(x[0], key(_ATTACK, attack.seed, restart, indices[i])) for i in left.tolist()]
-            end = _ascend(model, x[left], labels[left], chosen, attack, drawn)
-            end = pull_inside(x[left], end, chosen)
-            wrong, value, said = _judge(model, end, labels[left])
-            better = wrong | (value > loss[left])
-            where = left[better]
-            best[where], loss[where], label[where] = end[better], value[better], said[better]
-            broken[left] = wrong
+            chosen = [ball[i] for i in remaining.tolist()]
+            drawn = [_draw(x[0], key(_ATTACK, attack.seed, restart, indices[i])) for i in remaining.tolist()]
+            end = _ascend(model, x[remaining], labels[remaining], chosen, attack, drawn)
+            end = pull_inside(x[remaining], end, chosen)
+            wrong, value, predicted = _judge(model, end, labels[remaining])
+            better = wrong | (value > loss[remaining])
+            where = remaining[better]
+            best[where], loss[where], label[where] = end[better], value[better], predicted[better]
+            broken[remaining] = wrong
         distance = _distances(square_distances(x, best), ball)
         columns.append((broken.clone(), best.clone(), label.clone(), distance))
-    success, images, said, distance = (torch.stack(column, 1) for column in zip(*columns, strict=True))
-    return success, images, said, distance
+    success, images, predicted, distance = (torch.stack(column, 1) for column in zip(*columns, strict=True))
+    return success, images, predicted, distance
 
 
 def _ascend(
@@ -184,11 +185,11 @@ def _ascend(
     """The last iterate of PGD. Where the gradient is zero or not finite, a random direction takes its place."""
     radius = torch.tensor([float(r) for r in radii]).to(x)
     start, fallback = (torch.stack(part).to(x) for part in zip(*drawn, strict=True))
-    z = project(x, x + _over(radius, x) * start, radius)
+    z = project(x, x + _per_image(radius, x) * start, radius)
     for _ in range(attack.steps):
         direction, usable = unit(_gradient(model, z, labels))
-        direction = torch.where(_over(usable, x), direction, fallback)
-        z = project(x, z + attack.stride * _over(radius, x) * direction, radius)
+        direction = torch.where(_per_image(usable, x), direction, fallback)
+        z = project(x, z + attack.stride * _per_image(radius, x) * direction, radius)
     return z
 
 
@@ -215,7 +216,7 @@ def _gradient(model: Model, z: Tensor, labels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _judge(model: Model, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(whether the label is wrong, the loss, the label). NaN scores are wrong."""
+    """(whether the predicted label is wrong, the loss, the predicted label). With NaN scores it counts as wrong."""
     logits = model(x)
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[1]:
         raise ValueError(f"labels are 0 to {logits.shape[1] - 1}, not {int(labels.min())} to {int(labels.max())}")
@@ -225,11 +226,11 @@ def _judge(model: Model, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def unit(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x/‖x‖ for each image, without overflow or underflow, and whether it exists: not for 0, NaN and infinities."""
+    """x/‖x‖ for each image, without overflow or underflow; and whether it exists: not for 0, NaN or infinite values."""
     greatest = x.flatten(1).abs().amax(1)
     usable = (greatest > 0) & torch.isfinite(greatest)
-    scaled = x / _over(greatest, x)
-    return scaled / _over(scaled.flatten(1).norm(dim=1), x), usable
+    scaled = x / _per_image(greatest, x)
+    return scaled / _per_image(scaled.flatten(1).norm(dim=1), x), usable
 
 
 def project(x: Tensor, z: Tensor, radius: Tensor) -> Tensor:
@@ -237,7 +238,7 @@ def project(x: Tensor, z: Tensor, radius: Tensor) -> Tensor:
     away = z - x
     length = away.flatten(1).norm(dim=1)
     shrink = torch.where(length > radius, radius / length, 1.0)
-    return (x + _over(shrink, x) * away).clamp(0, 1)
+    return (x + _per_image(shrink, x) * away).clamp(0, 1)
 
 
 def pull_inside(x: Tensor, z: Tensor, radii: Sequence[Fraction]) -> Tensor:
@@ -294,7 +295,7 @@ def _radii(eps: Radius, count: int) -> list[Fraction]:
     else:
         values = [parse_radius(eps)] * count
     if len(values) != count or any(v < 0 for v in values):
-        raise ValueError(f"a radius is at least 0, and one for all images or one for each of the {count}, not {eps}")
+        raise ValueError(f"ε is a radius of at least 0 for all images, or one for each of the {count}, not {eps}")
     return values
 
 
@@ -306,7 +307,7 @@ def _grid(pixels: int) -> list[Fraction]:
     return grid
 
 
-def _over(value: Tensor, x: Tensor) -> Tensor:
+def _per_image(value: Tensor, x: Tensor) -> Tensor:
     """Reshape one value per image so that it broadcasts against images."""
     return value.reshape(-1, *[1] * (x.ndim - 1))
 
@@ -332,8 +333,8 @@ def _evaluation(model: Model) -> Iterator[None]:
 class SameDtype(nn.Module):
     """Wrap a network so that its scores have the dtype of its images, for attack libraries that need float32.
 
-    AutoAttack fails on the float64 scores of frozen networks. The network still computes in float64; judge the images
-    that an attack returns by the network itself.
+    AutoAttack fails on float64 scores. The network still computes in float64: classify the images
+    that an attack returns with the network itself.
     """
 
     def __init__(self, network: Model) -> None:

@@ -1,4 +1,4 @@
-"""Wx + b, with W computed from free parameters by a `Parameterisation`; a bias alone; layers with normalised weights.
+"""Layers Wx + b, with W computed from free parameters by a `Parameterisation`; a bias alone; normalised weights.
 
 For a stride s, put `SpaceToDepth(s)` before a layer with s² times as many input channels.
 """
@@ -18,7 +18,7 @@ from lipflow.operators.conv import Padding
 class Parameterisation(nn.Module, ABC):
     """A linear map W as a differentiable function of free parameters.
 
-    `channels` are the sizes of the input's and the output's first axis, `fan_in` the number of weights of an output.
+    `channels` are the numbers of input and output channels (or features), `fan_in` the number of weights per output.
     """
 
     def __init__(self, channels: tuple[int, int], fan_in: int) -> None:
@@ -31,7 +31,7 @@ class Parameterisation(nn.Module, ABC):
 
 
 class Affine(nn.Module):
-    """Wx + b, with W of a parameterisation."""
+    """Wx + b, with W from a parameterisation."""
 
     def __init__(self, weight: Parameterisation, bias: bool = True) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Bias(nn.Module):
 
 
 class Scaled(Parameterisation):
-    """A learned weight times a scale, such as 1 over an estimate of its norm.
+    """A learned weight times a scale, such as 1/n for an estimate n of its norm.
 
     Estimates are from below, so the norm of the product is a little above 1; `lipflow.lipschitz_bound` bounds it.
     """

@@ -1,9 +1,9 @@
 """BCOP: orthogonal convolutions as products of two-tap ones (Li et al. 2019), by Björck's iteration.
 
 For a symmetric projector P, y[i] = Px[i] + (I - P)x[i + 1] is a convolution with two taps. On a torus its symbol
-P + (I - P)e^{iω} is unitary, so the convolution is orthogonal, and so are compositions of them along both axes. A k × k
-kernel is that of a matrix H with orthonormal columns, which changes the number of channels to C, followed by 2(k - 1)
-such convolutions with projectors of rank C/2.
+P + (I - P)e^{iω} is unitary, so the convolution is orthogonal, and so are compositions of them along both axes. A layer
+with a k × k kernel is a matrix H with orthonormal columns, which changes the number of channels to C, followed by
+2(k - 1) two-tap convolutions with projectors of rank C/2.
 """
 
 import torch
@@ -41,8 +41,8 @@ def _length(m: Tensor) -> Tensor:
     return torch.where(square > 0, square, torch.ones_like(square)).sqrt()
 
 
-def turn(kernel: Tensor, q: Tensor, axis: int) -> Tensor:
-    """The kernel of the composition with the two-tap convolution of the projector qqᵀ along an axis: one tap longer."""
+def compose_two_taps(kernel: Tensor, q: Tensor, axis: int) -> Tensor:
+    """The kernel, followed by the two-tap convolution of the projector qqᵀ along an axis: it has one tap more."""
     with without_autocast(q):
         projected = torch.einsum("cr,dr,dmhw->cmhw", q, q, kernel)
     first, second = ((0, 0, 0, 1), (0, 0, 1, 0)) if axis == 0 else ((0, 1, 0, 0), (1, 0, 0, 0))
@@ -50,9 +50,10 @@ def turn(kernel: Tensor, q: Tensor, axis: int) -> Tensor:
 
 
 class BlockConvolution(Parameterisation):
-    """A circular convolution, orthogonal up to the error of Björck's iteration. The norm of the result is bounded.
+    """A circular convolution, orthogonal up to the error of Björck's iteration.
 
-    H is max × min of the channels. With fewer outputs than inputs, the layer is the adjoint of such a convolution.
+    Its norm is not assumed to be 1: `lipschitz_bound` and `freeze` bound it. With fewer outputs than inputs, the layer
+    is the adjoint of a layer with exchanged channels.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class BlockConvolution(Parameterisation):
         """The kernel `(out, in, height, width)`."""
         kernel = bjorck(self.mix, self.iterations)[:, :, None, None]
         for axis, q in zip(self.axes, bjorck(self.halves, self.iterations), strict=True):
-            kernel = turn(kernel, q, axis)
+            kernel = compose_two_taps(kernel, q, axis)
         return kernel if kernel.shape[:2] == self.channels[::-1] else kernel.transpose(0, 1)
 
     def forward(self, x: Tensor) -> ConvOperator:
@@ -94,7 +95,7 @@ class BlockConvolution(Parameterisation):
 
 
 class Orthonormal(Parameterisation):
-    """A matrix, with orthonormal rows or columns up to the error of Björck's iteration. Its norm is bounded."""
+    """A matrix with orthonormal rows or columns, up to the error of Björck's iteration."""
 
     def __init__(self, in_features: int, out_features: int, iterations: int = ITERATIONS) -> None:
         require_positive(in_features=in_features, out_features=out_features, iterations=iterations)

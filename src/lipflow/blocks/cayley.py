@@ -1,7 +1,7 @@
 """Cayley layers of any shape: dense, and circular convolutions with a Cayley transform at each frequency.
 
 Trockman and Kolter 2021. These layers have any numbers of inputs and outputs and any kernel size, and learn the scale
-α of their weight. For a square W, the layer is Q = (I + A)⁻¹(I - A) with A = W - Wᵀ: our paper's (I - A)⁻¹(I + A) with
+α of their weight. For a square W, the layer is Q = (I + A)⁻¹(I - A) with A = W - Wᵀ: the paper's (I - A)⁻¹(I + A) with
 the opposite sign of A. `lipflow.cayley` is that layer as a flow: the midpoint step of a skew field.
 """
 

@@ -1,4 +1,4 @@
-"""The mean over an image and its mirror image."""
+"""The mean of a network over an image and its mirror image."""
 
 from collections import OrderedDict
 from typing import Any
@@ -9,11 +9,11 @@ from lipflow.flows import Sequential
 
 
 class FlipAverage(nn.Module):
-    """(φ(x) + φ(Rx))/2, where R swaps left and right and φ is a chain of modules, given as to `nn.Sequential`.
+    """(φ(x) + φ(Rx))/2, for R, which swaps left and right, and a chain φ of modules, given as for `nn.Sequential`.
 
-    R is an isometry, so the mean of φ and φ∘R has the Lipschitz constant of φ. In training it is φ: flip images at
-    random, so that φ learns them. Put it around all modules before the head: scores that are affine in φ are then means
-    too.
+    R is an isometry, so the mean of φ and φ∘R has the Lipschitz constant of φ. In training it computes φ(x) alone: flip
+    training images at random, so that φ learns both. Put it around all modules before the head. If the head is affine,
+    the scores are then means too.
     """
 
     def __init__(self, *modules: nn.Module | OrderedDict[str, nn.Module]) -> None:

@@ -63,11 +63,11 @@ class LastLayerNormalization(Head):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim != 2 or x.shape[1] != self.weight.shape[1]:
-            raise ValueError(f"this head takes (batch, {self.weight.shape[1]}) features, not {tuple(x.shape)}")
+            raise ValueError(f"this head takes features (batch, {self.weight.shape[1]}), not {tuple(x.shape)}")
         return nn.functional.linear(x, self.rows(), self.bias)
 
     def pair_constants(self) -> Tensor:
-        """‖rᵢ - rⱼ‖² = 2 - 2rᵢ·rⱼ for unit rows."""
+        """‖rᵢ - rⱼ‖, from ‖rᵢ - rⱼ‖² = 2 - 2rᵢ·rⱼ for unit rows."""
         rows = self.rows()
         own = torch.eye(self.classes, dtype=torch.bool, device=rows.device)
         square = (2 - 2 * rows @ rows.mT).clamp_min(torch.finfo(rows.dtype).eps)

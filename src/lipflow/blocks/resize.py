@@ -46,7 +46,9 @@ class _Pool(nn.Module):
 
     def _require(self, x: Tensor) -> None:
         if x.ndim != 4 or min(x.shape[2:]) < self.size:
-            raise ValueError(f"pooling {self.size}×{self.size} takes images at least as large, not {tuple(x.shape)}")
+            raise ValueError(
+                f"pooling {self.size}×{self.size} takes images of at least that size, not {tuple(x.shape)}"
+            )
 
     def extra_repr(self) -> str:
         return str(self.size)
@@ -78,7 +80,10 @@ class SpaceToDepth(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim != 4 or x.shape[2] % self.block or x.shape[3] % self.block:
-            raise ValueError(f"SpaceToDepth({self.block}) takes images whose sides it divides, not {tuple(x.shape)}")
+            given = tuple(x.shape)
+            raise ValueError(
+                f"SpaceToDepth({self.block}) takes images with sides that {self.block} divides, not {given}"
+            )
         blocks = x.unflatten(3, (-1, self.block)).unflatten(2, (-1, self.block))  # (batch, C, H', block, W', block)
         if x.stride(1) == 1 < x.shape[1]:  # keep channels last in memory
             return blocks.permute(0, 2, 4, 1, 3, 5).flatten(3).permute(0, 3, 1, 2)

@@ -1,7 +1,7 @@
 """The skew orthogonal convolution as published (Singla and Feizi 2021), for any numbers of channels and any stride.
 
-Space-to-depth for the stride; zero channels if the output has more; the exponential of a skew convolution; the first
-channels if the output has fewer; a bias.
+It consists of: space-to-depth for the stride; zero channels, if the output has more channels than the input; the
+exponential of a skew convolution; the first channels only, if the output has fewer; a bias.
 """
 
 import math
@@ -12,7 +12,7 @@ from lipflow.blocks.affine import Bias
 from lipflow.blocks.resize import PadChannels, SpaceToDepth, TakeChannels
 from lipflow.flows import ConvWeight, DenseWeight, Exponential, Flow, ReshapedScale, Skew
 
-# The published layer convolves 12 times in evaluation and 5 times in training; the identity is a term too.
+# The published layer convolves 12 times in evaluation and 5 times in training; the identity is one more term.
 TERMS, TRAIN_TERMS = 13, 6
 
 
@@ -31,12 +31,12 @@ def soc_conv(
 
     `in_size` is the input size of the skew convolution, after the stride.
     """
-    read = in_channels * stride**2
-    channels = max(read, out_channels)
+    inputs = in_channels * stride**2
+    channels = max(inputs, out_channels)
     weight = ConvWeight(channels, channels, kernel_size, in_size=in_size)
     flow = _flow(weight, 1.0 if kernel_size == 1 else 0.7, terms, train_terms)
     shuffle = [SpaceToDepth(stride)] if stride > 1 else []
-    return nn.Sequential(*shuffle, *_resized(flow, read, channels, out_channels, bias))
+    return nn.Sequential(*shuffle, *_resized(flow, inputs, channels, out_channels, bias))
 
 
 def soc_dense(
@@ -53,8 +53,8 @@ def _flow(weight: ConvWeight | DenseWeight, factor: float, terms: int, train_ter
     return Flow(Skew(weight, ReshapedScale(factor)), Exponential(1.0, terms, train_terms))
 
 
-def _resized(flow: Flow, read: int, channels: int, out: int, bias: bool) -> list[nn.Module]:
-    """A flow on `channels` channels, from `read` to `out` channels, and a bias."""
-    widen = [PadChannels(channels)] if read < channels else []
+def _resized(flow: Flow, inputs: int, channels: int, out: int, bias: bool) -> list[nn.Module]:
+    """A flow on `channels` channels, from `inputs` to `out` channels, and a bias."""
+    widen = [PadChannels(channels)] if inputs < channels else []
     narrow = [TakeChannels(out)] if out < channels else []
     return [*widen, flow, *narrow, *([Bias(out)] if bias else [])]
