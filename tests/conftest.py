@@ -11,10 +11,10 @@ settings.load_profile("lipflow")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def user_cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("cache") / "lipflow"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lipflow.data.network.own_cache", lambda: folder)
+        patch.setattr("lipflow.data.network.user_cache_dir", lambda: folder)
         yield
 
 

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file, sync it to the disk, and rename it to `path`.
 
-    A device or a pipe, such as /dev/null, is written to directly: renaming a file to its name would replace it.
+    A device or a pipe, such as /dev/null, is written to directly, as a renamed file would replace it.
     """
     if path.exists() and not path.is_file():
         write(path)
         return
-    with filled(path, write) as temporary:
+    with temporary_file(path, write) as temporary:
         temporary.replace(path)
     sync_names(path.parent)
 
@@ -37,12 +37,12 @@ def sync_names(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def filled(path: Path, write: Callable[[Path], object]) -> Iterator[Path]:
-    """A temporary file beside `path`, filled by `write` and synced; removed at the end unless it was renamed."""
+def temporary_file(path: Path, write: Callable[[Path], object]) -> Iterator[Path]:
+    """A temporary file in the folder of `path`, filled by `write` and synced; removed at the end unless renamed."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         temporary.touch()
-        mode = temporary.stat().st_mode  # of the user's umask; safetensors creates files that only the user can read
+        mode = temporary.stat().st_mode  # by the user's umask; safetensors creates files that only the user can read
         write(temporary)
         temporary.chmod(mode)
         with temporary.open("r+b") as file:  # Windows syncs only files that are open for writing
@@ -61,9 +61,9 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def permit(path: Path) -> None:
+def apply_umask(path: Path) -> None:
     """Give a file the permissions of the user's umask, if the system allows it."""
-    with contextlib.suppress(OSError), filled(path, lambda temporary: None) as new:
+    with contextlib.suppress(OSError), temporary_file(path, lambda temporary: None) as new:
         path.chmod(new.stat().st_mode)
 
 

@@ -37,7 +37,7 @@ MAX_CHUNK_IMAGES = 64  # in a chunk of layers that have more weights than values
 
 
 class LedgerRow(NamedTuple):
-    """A vertex of the graph: its L and how it was obtained, what its rounding adds to E, and a bound of its norm."""
+    """A vertex of the graph: its L, how L was obtained, the rounding error it adds, and a bound on its norm."""
 
     kind: str
     name: str
@@ -64,7 +64,7 @@ def on_cpu(function: Callable[P, T]) -> Callable[P, T]:
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class Frozen:
-    """A network that can be certified: immutable, in float64, called like a function, differentiable in its input.
+    """A network that can be certified: immutable, in float64, callable, differentiable in its input.
 
     It maps images (batch, *in_shape), uint8 (read as k/255) or floats in its domain, to scores (batch, classes).
     `lipschitz` is L of the whole network, `rounding` is E, `pair_bounds` holds the constants of fᵢ - fⱼ, and `ledger`
@@ -133,11 +133,11 @@ class Frozen:
 
     @cached_property
     def _parts(self) -> tuple[Sequence[Vertex], Sequence[Vertex], int]:
-        """The body, which runs on chunks of images, the dense layers, which run on all images, and the chunk's size.
+        """The body, which runs on chunks of images; the dense part, which runs on all images; the images of a chunk.
 
         The values of a chunk between two layers of the body fit into the processor's cache. Dense layers have more
-        weights than values, so they take all images at once. The last vertex of the body is the first of the dense
-        part, which needs no other vertex of the body but constants.
+        weights than values, so they run on all images at once. The last vertex of the body is the first of the dense
+        part. From the body, the dense part needs only this vertex and constants.
         """
         vertices = self.graph.vertices
         place = {id(v): i for i, v in enumerate(vertices)}
@@ -227,16 +227,17 @@ def freeze(model: nn.Module | Frozen, in_shape: Shape | None = None, domain: Dom
     if isinstance(model, Frozen):
         if domain not in (None, model.domain) or (in_shape is not None and shape_of(in_shape) != model.in_shape):
             raise ValueError(
-                f"this network was frozen for {model.in_shape} in {list(model.domain)}; freeze the live network instead"
+                f"this network was frozen for {model.in_shape} in {list(model.domain)}; for another shape or domain "
+                "freeze the live network"
             )
         return model
     return Frozen.of(certified(lower(model, shape_for(model, in_shape))), UNIT if domain is None else domain)
 
 
 def require_numbers(vertex: Vertex) -> None:
-    """Raise if a stored number is not finite, so large that products overflow, or subnormal.
+    """Raise if a stored number is not finite, so large that products may overflow, or subnormal.
 
-    Some processors read subnormal numbers as 0, and a large input makes that error large.
+    Some processors read subnormal numbers as 0, and a large input multiplies that error.
     """
     for field, t in tensors_of(vertex.primitive):
         if not t.is_floating_point():

@@ -79,7 +79,7 @@ def test_certify_refuses_images_of_another_dtype(dtype):
 @pytest.mark.parametrize("domain", [(-1.0, 0.5), (0.5, 1.0), (0.0, 0.999)])
 def test_bytes_are_refused_unless_the_domain_contains_0_and_1(domain):
     frozen = lipflow.freeze(nn.Sequential(blocks.Truncate(3)), (3,), domain)
-    with pytest.raises(ValueError, match="bytes k are read as k/255"):
+    with pytest.raises(ValueError, match="a byte k is read as k/255"):
         lipflow.certify(frozen, torch.zeros(1, 3, dtype=torch.uint8))
 
 

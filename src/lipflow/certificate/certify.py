@@ -13,7 +13,7 @@ CHUNK_IMAGES = 250
 @on_cpu
 @torch.no_grad()
 def certify(frozen: Frozen, images: Tensor) -> Certificates:
-    """Return a label and a certified radius for each image (n, *in_shape): uint8, or floats in the network's domain."""
+    """Return a label and a certified radius for each of the images (n, *in_shape), uint8 or floats in the domain."""
     if not isinstance(frozen, Frozen):
         raise TypeError(f"certify takes a frozen network: lipflow.freeze(model), not {type(frozen).__name__}")
     if not frozen.classes:

@@ -20,7 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from lipflow.certificate.rule import Certificates
-from lipflow.files import filled, sha256, sync_names
+from lipflow.files import sha256, sync_names, temporary_file
 from lipflow.frozen import Frozen
 from lipflow.graph.file import SCHEMA
 from lipflow.operators.certified import CertifiedOperator
@@ -42,8 +42,9 @@ def save(
 ) -> None:
     """Write the certificates of images, uint8 or floats, with their true labels.
 
-    A previous certificate in the folder stays until all of the new one is on the disk. `split` ("test", "validation" or
-    "other") and `network` ("final" or "best" of a run) are for the reader: the checker cannot verify them.
+    A previous certificate in the folder is not changed until the whole new one is on the disk. `split` ("test",
+    "validation" or "other") and `network` ("final" or "best" of a run) are for the reader: the checker cannot verify
+    them.
     """
     if truth.shape != (len(certificates),) or truth.is_floating_point() or len(images) != len(certificates):
         given = f"{len(images)} images and true labels of {truth.dtype}, {tuple(truth.shape)}"
@@ -57,11 +58,11 @@ def save(
         with temporary.open("wb") as file:  # NumPy would append .npz to a path
             np.savez(file, **rows)
 
-    with filled(folder / WEIGHTS, frozen.save) as weights, filled(folder / ROWS, write_rows) as table:
+    with temporary_file(folder / WEIGHTS, frozen.save) as weights, temporary_file(folder / ROWS, write_rows) as table:
         digests = {WEIGHTS: sha256(weights), ROWS: sha256(table)}
         text = json.dumps(claims(frozen, certificates, digests, split, network), indent=1)
-        with filled(folder / CLAIMS, lambda temporary: temporary.write_text(text)) as claimed:
-            # Delete certificate.json first and write it last: it never stands beside files of another certificate.
+        with temporary_file(folder / CLAIMS, lambda temporary: temporary.write_text(text)) as claimed:
+            # Delete certificate.json first and write it last, so that it is never next to files of another certificate.
             (folder / CLAIMS).unlink(missing_ok=True)
             weights.replace(folder / WEIGHTS)
             table.replace(folder / ROWS)
@@ -113,7 +114,7 @@ def _ledger(frozen: Frozen) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Operation:
-    """A vertex in the ledger of a file: its L and how it was obtained, its rounding, and its operator's norm."""
+    """A row of the ledger in a file: a vertex with its L, how L was obtained, its rounding error and operator norm."""
 
     kind: str
     name: str

@@ -25,9 +25,9 @@ from lipflow.rounding import down, sqrt_up, up
 
 @dataclass(frozen=True)
 class Certificates:
-    """One row per image: label, certified radius (0: not certified), radius by the paper's rule, and scores.
+    """Of each image: label, certified radius (0: not certified), radius by the paper's rule, and scores.
 
-    The paper's rule subtracts no rounding errors. Its radius is for comparison and is not certified.
+    The paper's rule does not subtract rounding errors. Its radius is for comparison and is not certified.
     """
 
     label: Tensor  # (n,) int64
@@ -66,7 +66,8 @@ def require_pixels(images: Tensor, domain: tuple[float, float] = (0.0, 1.0)) -> 
     """Raise if images have values outside of the domain, which certificates do not cover."""
     low, high = domain
     if images.dtype == torch.uint8 and not low <= 0 < 1 <= high:
-        raise ValueError(f"bytes k are read as k/255, and this network was frozen for values in [{low:g}, {high:g}]")
+        given = "images are uint8, and a byte k is read as k/255"
+        raise ValueError(f"{given}; this network was frozen for values in [{low:g}, {high:g}], so give floats")
     if images.dtype == torch.uint8 or not images.is_floating_point() or not images.numel():
         return
     inside = (images >= low) & (images <= high)  # false for NaN

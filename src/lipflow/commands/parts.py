@@ -31,12 +31,12 @@ class PartCache:
     def __init__(self, about: str) -> None:
         import torch
 
-        from lipflow.data.network import own_cache
+        from lipflow.data.network import user_cache_dir
 
         sha = hashlib.sha256(f"{about}, torch {torch.__version__}".encode())
         for source in sorted(Path(lipflow.__file__).parent.rglob("*.py")):
             sha.update(source.read_bytes())
-        self.folder = own_cache() / "parts" / sha.hexdigest()
+        self.folder = user_cache_dir() / "parts" / sha.hexdigest()
 
     def run(
         self, work: "Callable[..., Columns]", rows: "Sequence[Tensor]", chunk: int, verb: str, shown: bool = True

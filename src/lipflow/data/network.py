@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lipflow.data.dataset import DataError
-from lipflow.files import permit
+from lipflow.files import apply_umask
 
 _REASONS = {  # for errors of requests with very long messages
     "ConnectionError": "no connection",
@@ -21,10 +21,10 @@ def cache_dir() -> Path:
     """The folder for downloads: $LIPFLOW_DATA if set, else the user's cache (~/.cache/lipflow on Linux)."""
     if chosen := os.environ.get("LIPFLOW_DATA"):
         return Path(chosen).expanduser()
-    return own_cache()
+    return user_cache_dir()
 
 
-def own_cache() -> Path:
+def user_cache_dir() -> Path:
     """The user's cache (~/.cache/lipflow on Linux), which other users cannot write."""
     import pooch
 
@@ -43,7 +43,7 @@ def download(title: str, url: str, sha256: str, folder: Path) -> Path:
     downloader: Any = pooch.HTTPDownloader(progressbar=bar, chunk_size=1 << 18)
     try:
         path = Path(pooch.retrieve(url, f"sha256:{sha256}", fname=name, path=folder, downloader=downloader))
-        permit(path)
+        apply_umask(path)
         return path
     except (OSError, ValueError) as error:  # an error of requests or of the disk, or a wrong hash
         reason = _REASONS.get(type(error).__name__) or " ".join(str(error).split())[:200]
