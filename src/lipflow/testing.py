@@ -1,11 +1,11 @@
-"""The laws of layers, to test layers of your own.
+"""Laws that every layer satisfies, as functions to test layers of your own.
 
     from lipflow.testing import check_layer
 
     def test_my_layer():
         check_layer(MyLayer(8), in_shape=(8, 6, 6))
 
-Each law is also a function of its own. `check_layer` tests a float64 copy in evaluation mode, at random inputs.
+Each law is a function. `check_layer` tests them all on a float64 copy in evaluation mode, at random inputs.
 """
 
 import copy
@@ -24,15 +24,15 @@ from lipflow.frozen import freeze
 from lipflow.shapes import Shape, shape_of
 
 ROUNDING = 1e-11  # relative, of float64 Jacobians and norms of a few hundred entries
-REACH = 20.0  # the greatest norm of an input
+MAX_NORM = 20.0  # of an input
 
 
 def check_layer(layer: nn.Module, in_shape: Shape, certified: bool = True) -> None:
     """Raise an AssertionError if a layer breaks a law, and a LoweringError if it cannot be lowered.
 
-    Its Jacobians and the stretch of pairs of inputs are at most the bound of `lipflow.lipschitz_bound`, its derivatives
-    are right, and the batch size and the memory layout change nothing. With `certified`, it can also be frozen, saved
-    and checked, and no attack succeeds within a certified radius.
+    The laws: its Jacobians, and the ratio of distances for pairs of inputs, are at most the bound of
+    `lipflow.lipschitz_bound`; its derivatives are right; the batch size and the memory layout do not change its result.
+    With `certified`, it can also be frozen, saved and checked, and no attack succeeds within a certified radius.
     """
     shape = shape_of(in_shape)
     layer = copy.deepcopy(layer).double().eval()
@@ -46,14 +46,14 @@ def check_layer(layer: nn.Module, in_shape: Shape, certified: bool = True) -> No
 
 
 def inputs(shape: Shape, count: int, seed: int = 0) -> Tensor:
-    """Random inputs of norm at most REACH."""
+    """Random inputs of norm at most MAX_NORM."""
     generator = torch.Generator().manual_seed(seed)
     return _inside(torch.randn(count, *shape, generator=generator, dtype=torch.float64))
 
 
 def jacobian_within_bound(layer: nn.Module, shape: Shape) -> None:
     """The norm of the Jacobian at every point is at most L."""
-    bound = lipschitz_bound(layer, shape, (-REACH, REACH))
+    bound = lipschitz_bound(layer, shape, (-MAX_NORM, MAX_NORM))
     for x in inputs(shape, 6, seed=1):
         jacobian = torch.autograd.functional.jacobian(lambda v: layer(v[None])[0].flatten(), x)
         assert isinstance(jacobian, Tensor)
@@ -62,25 +62,25 @@ def jacobian_within_bound(layer: nn.Module, shape: Shape) -> None:
 
 
 def pairs_never_stretched(layer: nn.Module, shape: Shape) -> None:
-    """‖f(x) - f(y)‖ ≤ L‖x - y‖ + 2ε for random pairs, and for pairs that gradient ascent moves to stretch more."""
-    bound = lipschitz_bound(layer, shape, (-REACH, REACH))
+    """‖f(x) - f(y)‖ ≤ L‖x - y‖ + 2ε for random pairs, also after gradient ascent on ‖f(x) - f(y)‖/‖x - y‖."""
+    bound = lipschitz_bound(layer, shape, (-MAX_NORM, MAX_NORM))
     assert math.isfinite(bound.tolerance), f"ε is not finite: {bound}"
     x, y = inputs(shape, 8, seed=2), inputs(shape, 8, seed=3)
     for _ in range(12):
         x, y = x.detach().requires_grad_(), y.detach().requires_grad_()
-        apart, images = (x - y).flatten(1).norm(dim=1), (layer(x) - layer(y)).flatten(1).norm(dim=1)
-        allowed = bound.lipschitz * apart * (1 + ROUNDING) + 2 * bound.tolerance
-        assert bool((images <= allowed).all()), f"stretched by {(images / apart).max().item()}, above {bound}"
-        gx, gy = torch.autograd.grad((images / apart).sum(), (x, y))
+        before, after = (x - y).flatten(1).norm(dim=1), (layer(x) - layer(y)).flatten(1).norm(dim=1)
+        allowed = bound.lipschitz * before * (1 + ROUNDING) + 2 * bound.tolerance
+        assert bool((after <= allowed).all()), f"stretched by {(after / before).max().item()}, above {bound}"
+        gx, gy = torch.autograd.grad((after / before).sum(), (x, y))
         with torch.no_grad():
             gx, gy = (g / _norms(g).clamp_min(1e-300) for g in (gx, gy))
             x, y = _inside(x + 0.5 * gx), _inside(y + 0.5 * gy)
 
 
 def gradients_are_right(layer: nn.Module, shape: Shape, fast: bool = False) -> None:
-    """Derivatives in the input and in every parameter, backward and forward, against finite differences.
+    """Derivatives in the input and in every parameter, backward and forward, agree with finite differences.
 
-    With `fast`, along random directions instead of by entry.
+    With `fast`, only along random directions, not for every entry.
     """
     x = inputs(shape, 2, seed=4)
     _require_derivatives("its input", layer, (x.requires_grad_(),), fast)
@@ -105,7 +105,7 @@ def _require_derivatives(of: str, function: Callable[..., Tensor], at: tuple[Ten
 
 
 def batches_and_layouts(layer: nn.Module, shape: Shape) -> None:
-    """float32 agrees with float64, channels-last inputs and batches of one agree; a batch may be empty."""
+    """Results in float32, on channels-last inputs and on batches of one agree with the others; a batch may be empty."""
     x = inputs(shape, 3, seed=8)
     y = layer(x)
     if x.ndim == 4:
@@ -119,7 +119,7 @@ def batches_and_layouts(layer: nn.Module, shape: Shape) -> None:
 
 
 def certificates_hold(layer: nn.Module, shape: Shape) -> None:
-    """Frozen, Jacobians are within L, the checker accepts the certificate, and no attack succeeds within a radius."""
+    """Frozen, its Jacobians are within L, the checker accepts it, and no attack succeeds within a radius."""
     from lipflow.attack import pgd  # not needed to bound a layer
 
     scores = nn.Sequential(layer, nn.Flatten())
@@ -146,4 +146,4 @@ def _norms(x: Tensor) -> Tensor:
 
 
 def _inside(x: Tensor) -> Tensor:
-    return x * (REACH / _norms(x).clamp_min(REACH))
+    return x * (MAX_NORM / _norms(x).clamp_min(MAX_NORM))

@@ -34,9 +34,9 @@ def mapping(value: Any, path: Path, name: str) -> dict[str, Any]:
 
 
 def flags(value: Any, path: Path) -> np.ndarray:
-    """A list of booleans as an array."""
+    """Convert a list of booleans to an array."""
     booleans = isinstance(value, list) and all(type(v) is bool for v in value)
-    require(booleans, path, "a list has values that are not true or false")
+    require(booleans, path, f"a list has values that are not true or false: {str(value)[:100]}")
     return np.array(value, dtype=bool)
 
 

@@ -25,7 +25,9 @@ class Normalize(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim < 2 or len(self.mean) not in (1, x.shape[1]):
-            raise ValueError(f"Normalize takes inputs (batch, {len(self.mean)}, …), not {tuple(x.shape)}")
+            raise ValueError(
+                f"Normalize has {len(self.mean)} channels and takes (batch, {len(self.mean)}, …), not {tuple(x.shape)}"
+            )
         if not x.is_floating_point():
             raise TypeError(f"Normalize takes pixels as floats in [0, 1], not {x.dtype}; give images / 255")
         shape = (-1, *[1] * (x.ndim - 2))
