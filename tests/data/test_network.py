@@ -85,7 +85,7 @@ def test_fetch_downloads_into_the_requested_folder_and_load_does_not(tmp_path, m
 
 @pytest.mark.parametrize("name", ["digits", "folder", "nothing"])
 def test_fetch_rejects_datasets_without_a_download(name):
-    with pytest.raises(DataError, match=f"nothing to download for '{name}'; only for cifar10, cifar100"):
+    with pytest.raises(DataError, match=f"'{name}' cannot be downloaded; only cifar10, cifar100"):
         fetch(name)
 
 

@@ -76,5 +76,5 @@ def load(
 def fetch(name: str, data_dir: str | PathLike[str] | None = None) -> Path:
     """Download the dataset `name` into `data_dir` (default: the cache) unless it is there, and return its path."""
     if name not in DOWNLOADS:
-        raise DataError(f"there is nothing to download for {name!r}; only for {', '.join(DOWNLOADS)}")
+        raise DataError(f"{name!r} cannot be downloaded; only {', '.join(DOWNLOADS)} can")
     return cifar.fetch(DOWNLOADS[name], None if data_dir is None else Path(data_dir).expanduser())

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lipflow.data.counter import below, bits, key
 
+# The purposes of random numbers: Note [counter-based randomness]. 0 is in order.py, 4 in lipflow.attack.
 _ROWS, _COLUMNS, _FLIP, _TOP, _LEFT = 1, 2, 3, 5, 6
 
 
@@ -35,8 +36,8 @@ def augment(
     batch, channels, height, width = images.shape
     if indices.shape != (batch,):
         raise ValueError(f"augment() needs one index for each image, shape ({batch},); got {tuple(indices.shape)}")
-    if mode not in _SOURCES:
-        raise ValueError(f"augment() has the modes {', '.join(map(repr, _SOURCES))}; got {mode!r}")
+    if mode not in _MODES:
+        raise ValueError(f"augment() has the modes {', '.join(map(repr, _MODES))}; got {mode!r}")
     if pad < 0 or (mode == "reflect" and pad >= min(height, width)):
         raise ValueError(f"cannot {mode}-pad {height}×{width} images by {pad}; reflection needs 0 <= pad < both sides")
     if not 0 <= erase <= min(height, width):
@@ -53,7 +54,7 @@ def augment(
     if flip:
         columns = torch.where(draw(_FLIP, 2).bool(), columns.flip(1), columns)
 
-    source = _SOURCES[mode]
+    source = _MODES[mode]
     pixel = source(rows, height)[:, :, None] * width + source(columns, width)[:, None, :]
     pixel = pixel.reshape(batch, 1, height * width).expand(batch, channels, height * width)
     crops = images.reshape(batch, channels, height * width).gather(2, pixel).view(images.shape)
@@ -78,4 +79,4 @@ def _inside(position: Tensor, side: int) -> Tensor:
     return (position >= 0) & (position < side)
 
 
-_SOURCES = {"reflect": _reflect, "zeros": lambda position, side: position.clamp(0, side - 1)}
+_MODES = {"reflect": _reflect, "zeros": lambda position, side: position.clamp(0, side - 1)}

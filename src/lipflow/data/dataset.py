@@ -124,7 +124,7 @@ def carve(name: str, split: Split, size: int) -> tuple[Split, Split]:
 def quotas(name: str, labels: Tensor, size: int) -> Tensor:
     """The number of held-out images of each class, `size` in all  # (classes,)
 
-    A class of n_c images gives ⌊size · n_c / n⌋, and the classes with the largest remainders one more.
+    It is ⌊size · n_c / n⌋ for a class of n_c of the n images, and one more for the classes with the largest remainders.
     """
     n = len(labels)
     if not 0 <= size < n:
@@ -136,7 +136,7 @@ def quotas(name: str, labels: Tensor, size: int) -> Tensor:
 
 
 def held_out(labels: Tensor, quota: Tensor) -> Tensor:
-    """Which images are held out, `quota` of each class: always the same ones  # (n,) bool"""
+    """A mask of the held-out images, `quota` of each class, always the same ones  # (n,) bool"""
     order = permutation(len(labels), SPLIT_SEED, 0)
     ordered_labels = labels[order]
     held = torch.zeros(len(labels), dtype=torch.bool)

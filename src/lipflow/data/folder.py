@@ -3,10 +3,10 @@
     root/train/<class>/*.png    root/val/<class>/*.png    root/test/<class>/*.png     (val may be called validation)
     root/<class>/*.png                                                                (split here, 80/10/10)
 
-Without test/, val/ is the test split (as papers do with ImageNet's) and validation is held out of train/; without
-val/ likewise. A tenth of each class, and at least one image, is held out. Classes are numbered in the alphabetical
-order of their folders. Test and validation images are shuffled, always in the same way, so that the first n have images
-of all classes. Hidden files and files without an image suffix are skipped. Other faults are errors that name the file.
+Without test/, val/ is the test split (as papers use that of ImageNet). Without test/ or without val/, validation images
+are held out of train/: a tenth of each class, at least one image. Classes are numbered in the alphabetical order of
+their folders. Test and validation images are shuffled, always in the same way, so that the first n have images of all
+classes. Hidden files and files without an image suffix are skipped. All other problems raise an error with the file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from lipflow.data.dataset import SPLIT_SEED, DataError, Dataset, Request, Split, assemble, held_out, quotas
 from lipflow.data.order import permutation
 
-_DEEP = re.compile(r"^[IF].*|\w+;(16|32)[BLNSF]+")  # modes of more than 8 bits; Pillow decodes RGB;16B to RGB
+_DEEP = re.compile(r"^[IF].*|\w+;(16|32)[BLNSF]+")  # modes of more than 8 bits a channel; Pillow reads RGB;16B as RGB
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".pnm", ".tif", ".tiff")
 
 
@@ -58,7 +58,7 @@ class _Files(NamedTuple):
 
 
 def _splits(root: Path, size: int | None) -> tuple[list[str], tuple[_Files, _Files, _Files]]:
-    """The classes, and the files of the training, validation and test split; `size` is that of the validation split."""
+    """The classes and the files of the three splits; `size` is the number of validation images, None for a tenth."""
     parts = [name for name in ("train", "val", "validation", "test") if (root / name).is_dir()]
     if not parts:
         names = _class_names(root)
@@ -157,7 +157,7 @@ def _installed_memory() -> int | None:
 
 
 def _pixels(path: Path, size: int | None) -> np.ndarray:  # (3, height, width), uint8
-    """The image, upright by its EXIF data, in RGB on white; with `size`, its central square resized to that side.
+    """The image in RGB, rotated by its EXIF data, on white; with `size`, its central square resized to that side.
 
     This is the usual resize of the shorter side followed by a central crop, without rounding the crop to pixels.
     Pillow's bicubic resize antialiases: it widens the kernel when it shrinks an image.

@@ -9,7 +9,7 @@ from typing import Any
 from lipflow.data.dataset import DataError
 from lipflow.files import apply_umask
 
-_REASONS = {  # for errors of requests with very long messages
+_REASONS = {  # short messages for errors of requests that have very long ones
     "ConnectionError": "no connection",
     "ProxyError": "no connection through the proxy",
     "ConnectTimeout": "the server did not answer",
@@ -25,7 +25,7 @@ def cache_dir() -> Path:
 
 
 def user_cache_dir() -> Path:
-    """The user's cache (~/.cache/lipflow on Linux), which other users cannot write."""
+    """The user's cache (~/.cache/lipflow on Linux), to which other users cannot write."""
     import pooch
 
     return Path(pooch.os_cache("lipflow"))
