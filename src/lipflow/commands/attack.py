@@ -32,11 +32,11 @@ class Attack:
     restarts: int = 1
     """Attacks per image, each from another random point of the ball."""
     limit: int | None = None
-    """Attack only this number of images, the first ones of the certificate (None: all)."""
+    """Attack only the first images of the certificate, this number of them (None: all)."""
     seed: int = 0
     """Seed of the random starts."""
     gallery: int = 24
-    """Attack this number of images further, for the gallery of `lipflow report` (0: none)."""
+    """Attack this number of images inside of their balls and beyond, for the gallery of `lipflow report` (0: none)."""
 
     def __post_init__(self) -> None:
         for name, least in (("limit", 1), ("steps", 0), ("restarts", 1), ("gallery", 0)):
@@ -46,9 +46,9 @@ class Attack:
 
 
 def attack(arguments: Attack) -> int:
-    """Attack, write the outcome and print the table, with as many threads as the run was trained with.
+    """Attack, write the outcome and print the table, with the number of threads of the run's recipe.
 
-    Return 1 if an attack broke an image inside of its certified ball.
+    Return 1 if an attack changed the label of an image inside of its certified ball.
     """
     import torch
 
@@ -62,20 +62,20 @@ def attack(arguments: Attack) -> int:
     from lipflow.train.record import Record
 
     folder = folder_of(arguments.run)
-    trained = (folder / "run.json").is_file()  # the certificate of a user's own network has none
+    trained = (folder / "run.json").is_file()  # false for the certificate of a network trained without lipflow
     recipe = Record.read(folder).run.recipe if trained else Recipe()
     names = sorted(arguments.radii or recipe.radii, key=parse_radius)
     eps = [parse_radius(name) for name in names]
     weights, certificate = certified(folder)
     given = certificate if arguments.limit is None else certificate.first(arguments.limit)
     images, truth = torch.from_numpy(given.images), torch.from_numpy(given.truth).long()
-    how = PGD(steps=arguments.steps, restarts=arguments.restarts, seed=arguments.seed)
+    settings = PGD(steps=arguments.steps, restarts=arguments.restarts, seed=arguments.seed)
     with join("cpu") as ranks, threads(recipe.threads):
         frozen = Frozen.load(weights)
-        cache = PartCache(f"attack {frozen.digest} {how} {eps}")
+        cache = PartCache(f"attack {frozen.digest} {settings} {eps}")
 
         def attacked(images: "Tensor", truth: "Tensor", index: "Tensor") -> dict[str, "Tensor"]:
-            return {"success": pgd(frozen, images, truth, eps, how, index).success}
+            return {"success": pgd(frozen, images, truth, eps, settings, index).success}
 
         rows = [ranks.share(part) for part in (images, truth, torch.arange(len(truth)))]
         parts = ranks.gather(cache.run(attacked, rows, CHUNK_IMAGES, "attacking", ranks.first))
@@ -83,17 +83,17 @@ def attack(arguments: Attack) -> int:
             return 0
         broken = torch.cat([part["success"] for part in parts]).numpy()  # (images, radii): the label was wrong
         robust = {name: ~broken[:, column] for column, name in enumerate(names)}
-        outcome = Outcome(how.steps, how.restarts, given.right, robust, None)
-        print(f"wrote {save(folder, outcome, how, certificate)}")  # before the gallery, which takes long
+        outcome = Outcome(settings.steps, settings.restarts, given.right, robust, None)
+        print(f"wrote {save(folder, outcome, settings, certificate)}")  # before the gallery, which takes long
         found = refuted(certificate, outcome)
         print_contradictions(found)
         show(given, outcome, f"{folder}: {len(truth)} images under L2-PGD")
         if arguments.gallery > 0:
-            outcome = replace(outcome, examples=examples(frozen, given, how, arguments.gallery))
+            outcome = replace(outcome, examples=examples(frozen, given, settings, arguments.gallery))
             in_gallery = refuted(certificate, replace(outcome, robust={}))
             print_contradictions(in_gallery)
             found += in_gallery
-            print(f"wrote {save(folder, outcome, how, certificate)}")
+            print(f"wrote {save(folder, outcome, settings, certificate)}")
         cache.clear()
         return 1 if found else 0
 
@@ -113,7 +113,7 @@ def certified(folder: Path) -> "tuple[Path, CertificateFile]":
         raise ValueError(f"{rows} holds no images to attack; run `lipflow certify {folder}` again")
     classes = found.logits.shape[1]
     if not ((found.truth >= 0) & (found.truth < classes)).all():
-        raise ValueError(f"{rows} has labels that are none of the {classes} classes: an attack needs true labels")
+        raise ValueError(f"{rows} has true labels outside of 0 to {classes - 1}: an attack needs the true labels")
     return weights, found
 
 
@@ -128,7 +128,7 @@ def show(certificate: "CertificateFile", outcome: "Outcome", title: str) -> None
     print_table(("radius", "certified", "under attack"), cells, title)
 
 
-def examples(frozen: "Frozen", certificate: "CertificateFile", how: "PGD", count: int) -> "Examples":
+def examples(frozen: "Frozen", certificate: "CertificateFile", settings: "PGD", count: int) -> "Examples":
     """Attack some images, evenly spread by rank of radius, inside of their certified ball and beyond it.
 
     The attack is on the label that the network gave, right or wrong, because that label is certified. `inside` is the
@@ -141,11 +141,13 @@ def examples(frozen: "Frozen", certificate: "CertificateFile", how: "PGD", count
     order = torch.from_numpy(certificate.radius).argsort(stable=True)
     index = order[torch.linspace(0, len(order) - 1, min(count, len(order))).round().long()]
     chunks = with_progress_bar(index.split(GALLERY_CHUNK_IMAGES), "attacking for the gallery:")
-    parts = [_examples(frozen, certificate, how, chunk) for chunk in chunks]
+    parts = [_examples(frozen, certificate, settings, chunk) for chunk in chunks]
     return Examples(**{name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]})
 
 
-def _examples(frozen: "Frozen", certificate: "CertificateFile", how: "PGD", index: "Tensor") -> dict[str, "Tensor"]:
+def _examples(
+    frozen: "Frozen", certificate: "CertificateFile", settings: "PGD", index: "Tensor"
+) -> dict[str, "Tensor"]:
     import torch
 
     from lipflow.attack import nearest, pgd
@@ -153,8 +155,8 @@ def _examples(frozen: "Frozen", certificate: "CertificateFile", how: "PGD", inde
     rows = (torch.from_numpy(column)[index] for column in (certificate.images, certificate.label, certificate.radius))
     images, label, radius = rows
     label, ball = label.long(), torch.nextafter(radius, torch.zeros(1, dtype=torch.float64))
-    inside = pgd(frozen, images, label, [ball], how, index)
-    outside = nearest(frozen, images, label, attack=how, indices=index)
+    inside = pgd(frozen, images, label, [ball], settings, index)
+    outside = nearest(frozen, images, label, attack=settings, indices=index)
     scores = frozen(inside.images[:, 0]).detach()
     rivals = scores.scatter(1, label[:, None], -torch.inf).amax(1)
     return {

@@ -26,7 +26,7 @@ class Certify:
     split: Literal["test", "validation"] = "test"
     """The split whose images are certified."""
     limit: int | None = None
-    """Certify only this number of images, the first ones (None: all)."""
+    """Certify only the first images, this number of them (None: all)."""
     radii: tuple[str, ...] = ()
     """Radii of the table, such as 36/255 0.5 (default: those of the run's recipe)."""
     network: Literal["final", "best"] = "final"

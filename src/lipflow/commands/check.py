@@ -22,5 +22,5 @@ def check(arguments: Check) -> int:
     run = named if named.exists() and not run.exists() else run
     if not (run / "certificate.json").exists():
         here = "" if run.exists() else ", and no folder of that name here or in runs/"
-        raise ValueError(f"there is no certificate in {run}{here}: lipflow certify {arguments.run}")
+        raise ValueError(f"there is no certificate in {run}{here}; run `lipflow certify {arguments.run}` first")
     return main([str(run), *(["--full"] if arguments.full else [])])

@@ -1,8 +1,8 @@
 """Work on many images in parts, and resume after an interruption.
 
-The result of each part is stored in the user's cache until the whole work is done. A part is found again by a digest of
-everything that it depends on, the source code of lipflow included. The folder of the run is not used for this, because
-it may come from a stranger, nor is $LIPFLOW_DATA, because it may be shared.
+The result of each part is stored in the user's cache until all parts are done. The name of its file is a digest of
+everything that it depends on, the source code of lipflow included. It is not stored in the folder of the run, which may
+come from a stranger, nor in $LIPFLOW_DATA, which may be shared.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ MAX_AGE_SECONDS = 30 * 24 * 3600  # of parts that no command has used
 
 
 class PartCache:
-    """The stored parts of one work. The text `about` describes all that a part depends on beside its rows."""
+    """The stored parts of one task. The text `about` describes everything on which a part depends, except its rows."""
 
     def __init__(self, about: str) -> None:
         import torch
@@ -64,7 +64,7 @@ class PartCache:
         return [results[i] for i in range(len(parts))]
 
     def clear(self) -> None:
-        """Remove the parts of this work, and old parts of any other."""
+        """Remove the parts of this task, and old parts of all others."""
         shutil.rmtree(self.folder, ignore_errors=True)
         for other in self.folder.parent.glob("*"):
             with contextlib.suppress(OSError):

@@ -38,12 +38,12 @@ def report(arguments: Report) -> int:
     from lipflow.report.run_results import read_all
     from lipflow.report.table import markdown, summarise
 
-    out, other, figures = arguments.out, arguments.markdown, arguments.figures
+    out, table, figures = arguments.out, arguments.markdown, arguments.figures
     _require_file("--out", out)
-    if other is not None:
-        _require_file("--markdown", other)
-        if other.resolve() == out.resolve():
-            raise ValueError(f"--out {out} and --markdown {other} are one file; give two")
+    if table is not None:
+        _require_file("--markdown", table)
+        if table.resolve() == out.resolve():
+            raise ValueError(f"--out {out} and --markdown {table} are one file; give two")
     if figures is not None:
         figure.require_matplotlib()
         if figures.exists() and not figures.is_dir():
@@ -56,11 +56,11 @@ def report(arguments: Report) -> int:
     summary = summarise(runs, arguments.radii)
     found = [text for run in runs for text in contradictions(run)]
     _write(out, page(runs, summary))
-    if other is not None:
-        _write(other, markdown(summary, found))
+    if table is not None:
+        _write(table, markdown(summary, found))
     print_contradictions(found)
     show(summary)
-    written = [] if other is None else [other]
+    written = [] if table is None else [table]
     if figures is not None:
         written += figure.save(runs, summary, figures)
     for path in written:

@@ -1,4 +1,4 @@
-"""Tables, alarms and progress in the terminal."""
+"""Tables, contradictions and progress in the terminal."""
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]], title: str | None = None) -> None:
-    """Print a table. All strings are shown as they are: the name of a run may look like markup of rich."""
+    """Print a table. Strings are not read as markup of rich, as the name of a run may contain it."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -27,9 +27,9 @@ class Choices:
     nesterov: bool = SGD.nesterov
     """Use Nesterov's momentum, for sgd."""
     schedule: Literal["triangular", "linear", "multistep", "exponential", "constant"] = "triangular"
-    """The learning rate over the run; triangular is of the paper (peak at 2/5, lr/20 at 4/5), linear peaks at 1/5."""
+    """The learning rate over the run; triangular is the paper's (peak at 2/5, lr/20 at 4/5), linear peaks at 1/5."""
     milestones: tuple[float, ...] = MultiStep.milestones
-    """Where multistep decays, as fractions of the run."""
+    """The fractions of the run at which multistep decays."""
     decay: float = MultiStep.decay
     """The factor of multistep at a milestone, and of exponential after an epoch."""
     loss: Literal["multi-margin", "cross-entropy", "offset-cross-entropy", "certificate"] = "multi-margin"
@@ -61,7 +61,7 @@ class Train:
 
 
 def chosen(arguments: Train) -> Run:
-    """Return the run with the flags that were typed. Raise for a parameter that the chosen loss, … does not have."""
+    """Return the run with the flags that were typed; raise if one does not belong to the chosen loss, schedule, …"""
     recipe = arguments.run.recipe
     before = asdict(Choices.of(recipe))
     changes = {name: value for name, value in asdict(arguments.choices).items() if value != before[name]}
@@ -92,7 +92,7 @@ def defaults(words: Sequence[str]) -> Train:
 
 
 def _require_both(model: str | None, data: str | None) -> None:
-    """Raise for --model without --data and for --data without --model: the default of the other is rarely wanted."""
+    """Raise if only one of --model and --data is given: the default of the other is rarely wanted."""
     if data is None and model not in (None, Run.model):
         raise ValueError(f"--model {model} needs --data, such as --data cifar10; the default is {Run.data}")
     if model is None and data not in (None, Run.data):
