@@ -48,7 +48,7 @@ def list_models() -> list[str]:
 
 
 def build(name: str, classes: int = 10, in_shape: Shape | None = None, **model_args: Any) -> Network:
-    """Build a network by name for images of `in_shape`, by default that of its data set.
+    """Build a network by name for images of `in_shape`, by default that of its dataset.
 
     `model_args` are arguments of the builder: `build("cpl-s", depth=10, lln=True)`. With `mirror=True`, scores are the
     mean over an image and its mirror image (`Network.with_flips`).

@@ -1,7 +1,7 @@
 """Networks of Convex Potential Layers: the paper's S, M, L and XL, and other sizes.
 
-Centre the input; zero-pad 3 → C channels; `depth` convolutional CPLs at full resolution; average pooling, scaled to be
-1-Lipschitz; `depth_linear` dense CPLs; the first K features, or last-layer normalization.
+The stages: centre the input; append zero channels, 3 → C; `depth` convolutional CPLs at full resolution; average
+pooling, scaled to be 1-Lipschitz; `depth_linear` dense CPLs; the first K features, or last-layer normalization.
 """
 
 from collections import OrderedDict
@@ -40,7 +40,7 @@ def cpl(
     require_at_least(0, depth=depth, depth_linear=depth_linear)
     colours, height, width = in_shape
     if channels < colours:
-        raise ValueError(f"channels={channels} cannot hold the {colours} channels of the input")
+        raise ValueError(f"channels={channels} is less than the {colours} channels of the input")
     if min(height, width) < pool:
         raise ValueError(f"pool={pool} does not fit images of {height}×{width}")
     flat = channels * (height // pool) * (width // pool)

@@ -1,9 +1,10 @@
 """A small network of Convex Potential Layers, for high certified accuracy per minute of training.
 
-Twice, 2×2 pixels become channels (an isometry), followed by convolutional CPLs; then average pooling, dense CPLs, and
-last-layer normalization. No layer runs at full resolution, where layers are slowest and have the least context. Weights
-have orthonormal rows at first, approximately so in convolutions. Then the Jacobian of x - (2/‖W‖²)Wᵀσ(Wx + b) is a
-product of reflections at every x, which preserves the norm of gradients. Other experiments are in docs/log.md.
+The stages: twice space-to-depth (2×2 pixels become channels, an isometry), each followed by convolutional CPLs; then
+average pooling, dense CPLs, and last-layer normalization. No layer runs at full resolution, where layers are slowest
+and have the least context. Weights are initialised with orthonormal rows, approximately so in convolutions: the
+Jacobian of x - (2/‖W‖²)Wᵀσ(Wx + b) is then a product of reflections at every x, which preserves the norm of gradients.
+docs/log.md lists other experiments.
 """
 
 from collections import OrderedDict
@@ -51,7 +52,7 @@ def cpl_fast(
     if height % (4 * pool) or width % (4 * pool):
         raise ValueError(f"the sides of images are multiples of {4 * pool} with pool={pool}, not {height}×{width}")
     if channels < 4 * colours:
-        raise ValueError(f"channels={channels} cannot hold the {4 * colours} channels of the folded input")
+        raise ValueError(f"channels={channels} is less than the {4 * colours} channels after the first space-to-depth")
     if not lln:
         raise ValueError("cpl-fast ends in last-layer normalization; for truncation use the model cpl")
     flat = 4 * channels * (height // 4 // pool) * (width // 4 // pool)
@@ -76,7 +77,7 @@ def cpl_fast(
 
 @torch.no_grad()
 def _initialise_orthonormal(layer: Weight) -> None:
-    """Orthonormal rows, or columns if they are fewer. In a convolution, of the middle tap; all taps have noise."""
+    """Give a weight orthonormal rows, or columns if they are fewer; in a convolution its middle tap, plus noise."""
     weight = layer.weight
     rows = nn.init.orthogonal_(weight.new_empty(weight.shape[:2]))
     if weight.ndim == 2:

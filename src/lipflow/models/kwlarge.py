@@ -1,7 +1,7 @@
-"""The "large" network of Wong and Kolter 2018, in which Cayley and BCOP layers were published.
+"""The "large" network of Wong and Kolter 2018, with which Cayley and BCOP layers were published.
 
-Centre the input; four convolutions as below, each with MaxMin; three dense layers, where the last has K classes or is
-replaced by last-layer normalization. A stride of 2 is space-to-depth, followed by a kernel on its blocks.
+The stages: centre the input; four convolutions as below, each with MaxMin; three dense layers, of which the last has K
+outputs or is replaced by last-layer normalization. A stride of 2 is space-to-depth, followed by a convolution.
 
     3×3 to C,   stride 2 to C,   3×3 to 2C,   stride 2 to 2C,   dense to `hidden`,   to `features`,   to K
 """
@@ -54,10 +54,11 @@ def kwlarge(
         raise ValueError(f"family is one of {', '.join(FAMILIES)}, not {family!r}")
     require_positive(channels=channels, hidden=hidden, features=features)
     if channels % 2 or hidden % 2 or features % 2:
-        raise ValueError(f"MaxMin pairs channels and features, so they are even, not {channels}, {hidden}, {features}")
+        given = f"channels={channels}, hidden={hidden}, features={features}"
+        raise ValueError(f"MaxMin pairs channels and features, so all must be even, not {given}")
     colours, height, width = in_shape
     if height % 4 or width % 4:
-        raise ValueError(f"two strides of 2 need sides that 4 divides, not {height}×{width}")
+        raise ValueError(f"the sides of images are multiples of 4, not {height}×{width}")
     convolution, dense, strided = FAMILIES[family]
     body = [
         nn.Sequential(convolution(colours, channels, 3), MaxMin()),

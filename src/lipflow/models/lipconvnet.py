@@ -1,8 +1,8 @@
 """LipConvnets of skew orthogonal convolutions: SOC-10, SOC-20, and SOC+ (Singla and Feizi 2021; Singla et al. 2022).
 
-Centre the input and divide all channels by one number; five stages of `block` convolutions with activations, where the
-last convolution of a stage has stride 2 and twice the channels (and is 1×1 in the last stage); then one dense layer to
-K classes, or last-layer normalization.
+The input is centred, and all channels are divided by one number. Five stages of `block` convolutions with activations
+follow. The last convolution of a stage has stride 2 and twice the channels; that of the last stage is 1×1. Then comes
+one dense layer with K outputs, or last-layer normalization.
 """
 
 from collections import OrderedDict

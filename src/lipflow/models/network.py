@@ -15,7 +15,7 @@ from lipflow.shapes import Shape, require_batch, shape_of
 class Network(nn.Module):
     """Stages applied in order to pixels in [0, 1]  # (batch, *in_shape) → (batch, classes).
 
-    A byte k is the pixel k/255, as in a frozen network.
+    A uint8 value k is the pixel k/255, as in a frozen network.
     """
 
     def __init__(self, stages: "OrderedDict[str, nn.Module]", in_shape: Shape) -> None:
@@ -24,10 +24,10 @@ class Network(nn.Module):
         self.in_shape = shape_of(in_shape)
         self.name: str | None = None
         self.model_args: dict[str, Any] = {}
-        self.see(self.in_shape)
+        self.set_input_size(self.in_shape)
 
     @torch.no_grad()
-    def see(self, in_shape: Shape) -> None:
+    def set_input_size(self, in_shape: Shape) -> None:
         """Set the input size of every layer, so that all buffers exist before an optimiser or a rank needs them."""
         tensors = (t for t in chain(self.parameters(), self.buffers()) if t.is_floating_point())
         tensor = next(tensors, torch.empty(0))
@@ -45,7 +45,7 @@ class Network(nn.Module):
                 weight.reset_estimate()
 
     def recompute_activations(self, wanted: bool = True) -> "Network":
-        """Save memory in training, at the cost of one more forward pass; see `Sequential`."""
+        """Use less memory in training, at the cost of one more forward pass; see `Sequential`."""
         for module in self.modules():
             if isinstance(module, Sequential):
                 module.recompute_activations = wanted
@@ -86,7 +86,7 @@ class Network(nn.Module):
         return network
 
     def _unit(self, x: Tensor) -> Tensor:
-        """Pixels as floats, in the dtype of the weights if they are bytes."""
+        """Pixels as floats; uint8 is converted to the dtype of the weights."""
         tensors = chain(self.parameters(), self.buffers())
         dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.get_default_dtype())
         if x.dtype == torch.uint8:

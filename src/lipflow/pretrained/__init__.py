@@ -48,7 +48,7 @@ def _found(run: Path) -> Path:
 def folder_of(run: Path) -> Path:
     """Return the folder of a run, by path or by name in runs/; a pretrained network is first copied to runs/.
 
-    Several processes may copy at the same time. Raise if another run is in its place.
+    Several processes may copy at the same time. Raise if runs/ has another run of that name.
     """
     if run.exists() or str(run) not in NAMES:
         return _found(run)
@@ -57,7 +57,7 @@ def folder_of(run: Path) -> Path:
     same = all(filecmp.cmp(folder / n, _HERE / run / n, shallow=False) for n in FILES if n not in missing)
     others = any(path.name not in FILES for path in folder.glob("[!.]*"))
     if not same or (others and missing):
-        raise ValueError(f"{folder} is not the pretrained network {run}; give its path as ./{folder}, or move it")
+        raise ValueError(f"{folder} is not the pretrained network {run}; for that folder give ./{folder}, or move it")
     for name in missing:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / name, partial(shutil.copyfile, _HERE / run / name))
