@@ -1,7 +1,7 @@
 """Losses for 1-Lipschitz classifiers, by name. They reward margins, as a margin gives a certified radius.
 
 `loss.each` is the loss of each example, and `loss(...)` its mean over the batch. The parameters are fields. torch is
-imported when a loss is computed, as the help of the command line describes losses without it.
+imported only when a loss is computed, so that the help of the command line needs no torch.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class CertificateRegularisation(Loss):
     """
 
     gamma: float = 0.1
-    lipschitz: float = field(default=1.0, metadata={"of_network": True})  # known once there is a network
+    lipschitz: float = field(default=1.0, metadata={"of_network": True})  # set from the network, not by a recipe
 
     def __post_init__(self) -> None:
         _require(self.gamma >= 0, f"gamma must be at least 0, not {self.gamma}")
@@ -128,6 +128,6 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return cross_entropy(logits, labels, reduction="none")
 
 
-def _require(holds: bool, otherwise: str) -> None:
+def _require(holds: bool, message: str) -> None:
     if not holds:
-        raise ValueError(otherwise)
+        raise ValueError(message)

@@ -1,8 +1,8 @@
 """The name of the processor, and a setting of malloc that makes large tensors cheaper.
 
-glibc maps memory for every large tensor and unmaps it when the tensor is freed, so that each training step faults in
-all of its pages again, which costs as much as a convolution. Memory kept in the heap is reused, and is returned to the
-system when the process ends. The command line program applies this setting; importing lipflow does not.
+By default, glibc maps new memory for every large tensor and unmaps it when the tensor is freed. Each training step then
+has page faults for all of its memory, which take as long as a convolution. With this setting, freed memory stays in the
+heap and is reused until the process ends. The command line program applies it; importing lipflow does not.
 """
 
 import ctypes
