@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 REPLAN_FRACTION = 0.02  # of the budget, between two decisions
 MEASURE_FRACTION = 0.01  # of the budget, for the first measurement of steps
 MAX_MEASURED_STEPS = 10
-MEASURE_RATE_FACTOR = 1e-3  # not 0, as evaluation is faster with weights that have not changed
+MEASURE_RATE_FACTOR = 1e-3  # of the learning rate; not 0, as a validation is faster with unchanged weights
 RESERVE_FRACTION = 0.002  # of the budget, for the last checkpoint
 
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -48,12 +48,12 @@ class Budget:
     def __init__(self, seconds: float, learner: "Learner", validation: "Split") -> None:
         self.seconds, self.learner, self.per_epoch = seconds, learner, learner.steps_per_epoch
         self.validation, self.batches = validation, -(-len(validation) // learner.run.recipe.batch_size)
-        self.decided = -math.inf  # the time of the last decision; a resumed run decides at its first step
+        self.decided = -math.inf  # when T was decided last; a resumed run decides at its first step
         self.last = (0.0, 0)  # seconds and steps at the last decision of this process
         self.validation_seconds: float | None = None  # measured before the first validation
 
     def measure(self, start: float) -> int:
-        """T from a few steps and two batches of validation, for a run that began at time `start`.
+        """T, the number of steps, from a few steps and two batches of validation, for a run that began at `start`.
 
         The state of the learner is restored bit for bit. The first step includes allocation and compilation and is not
         counted. All ranks measure, and all use the result of the first one.
@@ -79,8 +79,8 @@ class Budget:
     def replan(self, state: "State", plan: "Plan") -> int:
         """A new T if a decision is due, else 0. T is at least `state.step + 1`, so that the schedule reaches its end.
 
-        The time of a step is its mean over the run, or since the last decision if that is longer. A resumed run makes
-        no decision for steps that the plan already covers.
+        The time of a step is its mean over the run, or since the last decision if that is longer. A resumed run does
+        not decide again before the step of the plan's last decision.
         """
         now = time.monotonic()
         if state.step <= plan.decided or now - self.decided < REPLAN_FRACTION * self.seconds:

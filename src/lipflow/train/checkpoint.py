@@ -3,7 +3,7 @@
 Note [how a checkpoint is written]
     checkpoints/step-00000120.safetensors is written to a temporary file, synced to the disk and renamed; then
     step-00000120.sha256, which `sha256sum -c` reads too, is written in the same way. A checkpoint exists once its
-    digest exists, and is complete if the digest matches. The last two are kept, so a complete one always exists.
+    digest exists, and is complete if the digest matches. The last two are kept, so there is always a complete one.
 """
 
 import json
@@ -79,7 +79,7 @@ class Checkpoints:
         return None
 
     def tidy(self, step: int) -> None:
-        """Remove checkpoints after `step`, which are damaged, and partly written files."""
+        """Remove the checkpoints after `step`, which are damaged, and incomplete files."""
         for later in self.steps():
             if later > step:
                 self._remove(later)

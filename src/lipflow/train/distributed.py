@@ -28,7 +28,7 @@ from lipflow.train.signals import ProcessLost
 T = TypeVar("T")
 
 _GROUPS = itertools.count()
-LEAVE_SECONDS = 5.0  # after an error: to wait for collectives, and to let the process that failed end first
+LEAVE_SECONDS = 5.0  # after an error: the wait for collectives, and then for the end of the process that failed
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Ranks:
             )
 
     def in_turn(self, action: Callable[[], T]) -> T:
-        """Run `action` on the first rank, then on the others, so that they find what it has downloaded."""
+        """Run `action` on the first rank, then on the others, which find the files that the first has downloaded."""
         result = action() if self.first else None
         self.wait()
         return action() if result is None else result
@@ -101,9 +101,9 @@ class Ranks:
 
 
 # Note [leaving a process group]
-# The threads of a gloo group end when its last reference is dropped. A thread that outlives the interpreter aborts the
-# process: it drops the tensor of the last collective, asks for the GIL, and is ended inside of a destructor. So no
-# reference to the group may be left once it is destroyed. Two objects hold one:
+# The threads of a gloo group end when its last reference is deleted. A thread that still runs when the interpreter has
+# ended aborts the process: it deletes the tensor of the last collective, waits for the GIL, and is ended in a
+# destructor. So no reference to the group may be left once it is destroyed. Two objects hold one:
 # - DistributedDataParallel, which the frames of a traceback may keep alive. Its attributes are deleted.
 # - torch.distributed.nn, if it is imported when a group exists: its functions have the group as a default argument.
 #   DistributedDataParallel imports it, so it is imported above, before a group exists.
@@ -143,7 +143,7 @@ def _init_process_group(backend: str) -> None:
 
     Without the prefix, a second group would read the addresses that the first one wrote there.
     """
-    # One rank may read the data, or certify, for hours while the others wait; torch's default is 10 minutes.
+    # One rank may read the data or certify for hours while the others wait, and torch's default is 10 minutes.
     timeout = timedelta(days=7)
     store, rank, world = next(rendezvous("env://", timeout=timeout))
     store.set_timeout(timeout)
@@ -152,7 +152,7 @@ def _init_process_group(backend: str) -> None:
 
 
 def _leave(ranks: Ranks, own: bool, seconds: float | None = None) -> None:
-    """Drop references to the process group, and destroy it if it is our own; see Note [leaving a process group].
+    """Delete references to the process group, and destroy it if `own`; see Note [leaving a process group].
 
     Destroying it waits for the collectives of this process. After an error the other processes may never join them, so
     the wait is limited; otherwise all processes would wait for each other.

@@ -70,7 +70,7 @@ def certify_split(
 ) -> Accuracy:
     """Freeze a network and certify a split; each rank certifies its share.
 
-    `through` iterates over the chunks of images of this rank, and may report progress.
+    `through` is applied to the chunks of images of this rank, and may report progress while it iterates over them.
     """
     frozen = freeze(network.eval())
     counts = torch.zeros(1 + len(radii))
@@ -89,9 +89,9 @@ def _accuracy(counts: Tensor, split: Split, radii: Sequence[str], ranks: Ranks) 
 
 @torch.no_grad()
 def pair_estimates(network: Network) -> Tensor:
-    """The Lipschitz constants of fᵢ - fⱼ, with estimated norms instead of bounds  # (classes, classes).
+    """The Lipschitz constants of fᵢ - fⱼ, with estimates of norms instead of bounds  # (classes, classes).
 
-    A Convex Potential Layer computes its step h = 2/(s‖W‖²) from an estimate of ‖W‖, which is used again here.
+    The step h = 2/(s‖W‖²) of a Convex Potential Layer contains an estimate of ‖W‖, which is used here.
     """
     graph = lower(network, network.in_shape, live=True)
     steps = (v.primitive for v in graph.vertices if isinstance(v.primitive, Descent))

@@ -29,7 +29,7 @@ def make_network(run: Run, data: Dataset) -> Network:
     }
     if run.model_args.get("mirror") and not run.recipe.flip:
         raise ValueError(
-            "with mirror=True the network also sees mirror images, and --no-flip leaves them out of training; "
+            "with mirror=True the network also evaluates mirror images, and --no-flip leaves them out of training; "
             "add --flip, or drop mirror=True"
         )
     with torch.random.fork_rng(devices=[]):
@@ -72,7 +72,7 @@ def load_state_tensors(optimiser: Optimizer, tensors: dict[str, Tensor]) -> None
 
 @torch.no_grad()
 def diagnosis(network: Network) -> str:
-    """Which parameters are NaN or infinite, and the estimated norm of every weight, a line each."""
+    """The names of parameters that are NaN or infinite, and the estimated norm of each weight, one per line."""
     named = [*network.named_parameters(), *network.named_buffers()]
     bad = [name for name, tensor in named if not bool(torch.isfinite(tensor).all())]
     norms = [
@@ -122,7 +122,7 @@ class Learner:
         """Compute the gradient of the mean loss of a batch; return this rank's share of that mean.
 
         A rank sums over its part and divides by the size of the whole batch. DistributedDataParallel averages over the
-        ranks, hence the factor `world`. So the gradient is right also if parts differ in size or are empty.
+        ranks, hence the factor `world`. So the gradient is right even if parts differ in size or are empty.
         """
         part = self.ranks.share(batch)
         images = self._augmented(part, epoch)

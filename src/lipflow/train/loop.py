@@ -118,7 +118,7 @@ def _run(record: Record, learner: Learner, data: Dataset, budget: Budget | None,
             # written its files, as torchrun ends all processes once one has ended.
             if ranks.sum([signals.received])[0]:
                 raise Interrupted(signals.received or signal.SIGTERM, state.step, learner.run.folder)
-        # The last checkpoint exists, so a run that is stopped from here on resumes at this line.
+        # The last checkpoint is written, so a run that is stopped after this line resumes here.
         found = _certify(learner, data, writer)
         if writer:
             if found is not None:
@@ -180,7 +180,7 @@ def _restore(learner: Learner, checkpoints: Checkpoints) -> State:
 
 
 def _require_new(folder: Path) -> None:
-    """Raise if a folder holds a run that has done a step."""
+    """Raise if a folder holds files of a run that has begun to train."""
     log = folder / "log.jsonl"
     begun = [name for name in (FINAL, BEST, "checkpoints") if (folder / name).exists()]
     begun += [log.name] if log.exists() and log.stat().st_size else []
@@ -201,8 +201,8 @@ def _require_unchanged(run: Run, stored: Record | None) -> None:
 def _require_same_images(stored: Record, data: Dataset) -> None:
     if others := stored.other_images(data, "train", "validation"):
         raise ValueError(
-            f"{stored.run.folder} cannot be resumed: the {' and '.join(others)} images are not those of its start, "
-            "or are decoded differently here; give --data-dir of the former images, or train with another --out"
+            f"{stored.run.folder} cannot be resumed: the {' and '.join(others)} images are not those with which it "
+            "began, or are decoded differently here; give --data-dir of those images, or train with another --out"
         )
 
 
@@ -237,7 +237,7 @@ def _stored(run: Run) -> Record:
     record = Record.read(run.folder)
     if changed := differences(record.run, run):
         raise ValueError(
-            f"{run.folder} cannot be resumed as another run: {', '.join(map(str, changed))}; drop the flag, or --resume"
+            f"{run.folder} cannot be resumed with other flags: {', '.join(map(str, changed))}; drop them, or --resume"
         )
     return replace(record, run=run)  # its folder may have been moved
 
@@ -254,7 +254,7 @@ def _finished(folder: Path, stored: Record, ranks: Ranks) -> Result:
 
 @contextmanager
 def _determinism(run: Run, stored: Record | None, ranks: Ranks) -> Iterator[None]:
-    """Compute with the number of threads with which the run began, and with deterministic kernels on a GPU."""
+    """Use the number of threads with which the run began, and deterministic kernels on a GPU."""
     began = {} if stored is None else stored.environment
     number = began.get("threads", 0) if began.get("processes") == ranks.world else run.recipe.threads
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()

@@ -78,11 +78,11 @@ class Recipe:
     cutout: int = 0
     """Augmentation: set a random square with sides of this number of pixels to the image's mean colour."""
     normalize: Literal["mean", "mean-std", "model"] = "mean"
-    """Normalization of the input: subtract the mean, also divide by std (then L = 1/min std), or that of the model."""
+    """Normalization of the input: subtract the mean; also divide by std (then L = 1/min std); or the model's own."""
     lln: bool = False
     """Last-layer normalization: unit rows and a bias instead of truncation."""
     radii: tuple[str, ...] = ("36/255", "72/255", "108/255")
-    """Where certified accuracy is estimated on validation images; the first one selects best.safetensors."""
+    """Radii at which certified accuracy is estimated on validation images; the first selects best.safetensors."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """The precision of products in training; weights and sums are float32, and certificates float64."""
     threads: int = 0
@@ -107,7 +107,7 @@ class Recipe:
         return self.optimiser.lr * self.schedule.factor(progress, self.epochs)
 
     def flat(self) -> dict[str, Any]:
-        """The values of all flags that this recipe uses, by name: choices by their names, and their numbers."""
+        """The values of all flags of this recipe: the names of its choices, their numbers, and its own fields."""
         values = {own.name: getattr(self, own.name) for own in fields(self)}
         for name in CHOICES:
             chosen = values[name]
@@ -118,8 +118,8 @@ class Recipe:
     def vary(self, **flat: Any) -> "Recipe":
         """This recipe with other values of flags: `vary(loss="cross-entropy", lr=0.1)`.
 
-        Another choice keeps the numbers that it has in common with the one before. Raise on a number that no choice of
-        the new recipe has.
+        A new optimiser, schedule or loss keeps the numbers that the old one has too. Raise on a number that none of the
+        new recipe's choices has.
         """
         changes: dict[str, Any] = {name: value for name, value in flat.items() if name in _OWN}
         for name in CHOICES:
@@ -147,7 +147,7 @@ def flat_names() -> set[str]:
 
 
 def numbers(kind: type) -> list[Field]:
-    """The fields of a choice that a recipe sets; a loss may have one that depends on the network."""
+    """The fields of a choice that a recipe sets. A loss may have another field, which is set from the network."""
     return [number for number in fields(kind) if not number.metadata.get("of_network")]
 
 
@@ -219,7 +219,7 @@ CPL_FAST = Recipe(
     precision="bfloat16",
 )
 
-# In a hundred epochs it overfits, so the augmentation is stronger.
+# Over about a hundred epochs the network overfits, so the augmentation is stronger.
 CPL_FAST_LONG = replace(CPL_FAST, crop_padding=4, cutout=8)
 
 _PAPER = ("cpl", "cpl-s", "cpl-m", "cpl-l", "cpl-xl")

@@ -1,4 +1,4 @@
-"""run.json: the flags of a run, its plan and its environment."""
+"""run.json: the flags of a run, its plan, its environment, the digests of its images, and its exact accuracy."""
 
 import json
 import os
@@ -26,7 +26,7 @@ FINAL, BEST = "model.safetensors", "best.safetensors"
 
 @dataclass(frozen=True)
 class Record:
-    """A run, its plan, the environment in which it began, its exact accuracy once it has ended, and its images."""
+    """A run, its plan, the environment in which it began, its exact accuracy after its end, and its images."""
 
     run: Run
     plan: Plan

@@ -59,7 +59,7 @@ class Run:
     validation_images: int | None = None
     """Training images that are held out for validation (None: 300 of digits, 5000 of CIFAR, a tenth)."""
     model_args: ModelArgs = field(default_factory=dict)
-    """Arguments of the model that differ from its own, such as depth=4 channels=16."""
+    """Arguments of the model that differ from its defaults, such as depth=4 channels=16."""
     out: Path | None = None
     """The folder of the run (None: runs/MODEL-DATA-SEED)."""
     seed: int = 0
@@ -67,9 +67,9 @@ class Run:
     device: str = "auto"
     """cpu, cuda, cuda:1, … ; auto takes a GPU if there is one."""
     budget: str | None = None
-    """End the schedule within this time (90s, 30m, 1h30m), by the measured speed; cpl-fast changes its recipe at 1h."""
+    """End the schedule within this time (90s, 1h30m), at the measured speed; from 1h, cpl-fast has another recipe."""
     recompute_activations: bool = False
-    """Save memory: keep the activations of about √n of n layers and recompute the others (more time)."""
+    """Save memory: store the activations of about √n of n layers and recompute the others (takes more time)."""
     save_every: str = "5m"
     """The time between two checkpoints; a run that is interrupted also saves one."""
     certify_validation: int | None = None
@@ -82,7 +82,7 @@ class Run:
         if self.budget is not None and parse_duration(self.budget) <= 0:
             raise ValueError(f"--budget must be above 0, not {self.budget!r}")
         if isinstance(self.seed, int) and not -(2**63) <= self.seed < 2**64:  # text is refused by the command line
-            raise ValueError(f"--seed is an integer of 64 bits, not {self.seed}")
+            raise ValueError(f"--seed is an integer from -2⁶³ to 2⁶⁴ - 1, not {self.seed}")
         parse_duration(self.save_every)
         if self.certify_validation is not None and self.certify_validation < 0:
             raise ValueError(f"--certify-validation must be at least 0, not {self.certify_validation}")
@@ -126,7 +126,7 @@ def differences(stored: Run, asked: Run) -> list[Difference]:
     names = [f.name for f in fields(Run) if f.name not in ("recipe", *CHANGEABLE)]
     before, after = ({name: getattr(run, name) for name in names} | run.recipe.flat() for run in (stored, asked))
     return [
-        Difference(flag(name), before.get(name), value)  # None: the stored run has another choice without this number
+        Difference(flag(name), before.get(name), value)  # None: a number that the stored run's choices do not have
         for name, value in after.items()
         if name not in before or before[name] != value
     ]

@@ -23,7 +23,7 @@ from lipflow.train.record import BEST, FINAL, Record, environment
 
 T = TypeVar("T", bound=Sized)
 SECONDS_BETWEEN_LINES = 10.0  # of progress through images
-BITS_DEPEND_ON = ("lipflow", "commit", "torch", "machine", "processor", "device", "threads", "processes")
+AFFECTS_BITS = ("lipflow", "commit", "torch", "machine", "processor", "device", "threads", "processes")
 
 
 @dataclass
@@ -111,7 +111,7 @@ class Writer:
 
 
 class Log:
-    """log.jsonl from byte `position` on; what a killed process wrote after its last checkpoint is cut off."""
+    """log.jsonl from byte `position` on. Lines that a killed process wrote after its last checkpoint are removed."""
 
     def __init__(self, folder: Path, position: int, step: int) -> None:
         self._file = (folder / "log.jsonl").open("ab")
@@ -178,7 +178,7 @@ class Display:
 
     @property
     def pace(self) -> str:
-        """The steps a second of this process, and the time that the remaining steps take at that speed."""
+        """The steps per second of this process, and the time that the remaining steps take at that speed."""
         rate = (self.done - self.first) / max(time.monotonic() - self.began, 1e-9)
         left = format_duration((self.steps - self.done) / max(rate, 1e-9))
         return f"step {self.done}/{self.steps}  {rate:.3g} steps/s  {left} left"
@@ -240,7 +240,7 @@ def opening_message(record: Record, learner: Learner, data: Dataset, state: Stat
     if state.step:
         lines.append(f"continuing after step {state.step}")
     now = environment(learner.ranks)
-    changed = [f"{k} {v} → {now[k]}" for k, v in record.environment.items() if k in BITS_DEPEND_ON and now[k] != v]
+    changed = [f"{k} {v} → {now[k]}" for k, v in record.environment.items() if k in AFFECTS_BITS and now[k] != v]
     if changed:
         lines.append(f"the result may differ from that of an uninterrupted run: {', '.join(changed)}")
     return "\n".join(lines)
