@@ -36,7 +36,7 @@ const percent = (value) => {
   return ((value < 1 ? Math.min(9999, Math.max(value > 0 ? 1 : 0, hundredths)) : hundredths) / 100).toFixed(2) + "%";
 };
 
-// Runs differ in their marks too, not only in colour; the ninth run has the colour of the first, and another mark.
+// Runs differ in colour and in their marks. The ninth run has the colour of the first one, and another mark.
 const MARKS = [
   (x, y, r) => `M${x - r},${y}a${r},${r} 0 1,0 ${2 * r},0a${r},${r} 0 1,0 ${-2 * r},0`,
   (x, y, r) => `M${x - r},${y - r}h${2 * r}v${2 * r}h${-2 * r}z`,

@@ -1,7 +1,7 @@
-"""certified ≤ attacked ≤ clean, image by image.
+"""Check that certified ≤ attacked ≤ clean holds for each image.
 
 A certificate states that no image in a ball has another label, so one such image refutes it, whatever the averages are.
-An attack cannot correct a wrong label, and an image that is broken in a ball is broken in every larger ball.
+An attack cannot correct a wrong label, and an attack that succeeds in a ball also does in every larger ball.
 """
 
 from itertools import pairwise
@@ -42,7 +42,7 @@ def compared(run: RunResults) -> int:
 
 
 def untested(run: RunResults) -> str:
-    """Say why no certified image of a run was attacked; empty if one was."""
+    """Return why no certified image of a run was attacked; empty if one was."""
     if run.certificate is None:
         return "no certificate"
     if run.outcome is None:

@@ -21,7 +21,7 @@ UNATTACKED_IMAGES = 12  # shown of a run that has not been attacked
 
 
 def png(pixels: np.ndarray) -> bytes:
-    """Encode bytes, (height, width) or (height, width, 3), as a PNG file. Neither matplotlib nor Pillow is required."""
+    """Encode uint8 pixels, (height, width) or (height, width, 3), as a PNG file, without matplotlib or Pillow."""
     height, width = pixels.shape[:2]
     rows = np.ascontiguousarray(pixels, dtype=np.uint8).reshape(height, -1)
     lines = b"".join(b"\0" + row.tobytes() for row in rows)  # the filter type 0, then the pixels
@@ -33,14 +33,14 @@ def png(pixels: np.ndarray) -> bytes:
 
 
 def as_bytes(image: np.ndarray) -> np.ndarray:
-    """Convert an image, (channels, height, width), to bytes of its 3 channels, or of the mean of any other number."""
+    """Convert an image (channels, height, width) to uint8: its 3 channels, or the mean if there are not 3."""
     unit = _unit(image)
     shown = unit.transpose(1, 2, 0) if len(unit) == 3 else unit.mean(0)
     return np.rint(shown * 255).astype(np.uint8)
 
 
 def difference(image: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return the scaled difference of two images around grey, as bytes that use the full range; and the scale."""
+    """Return the difference of two images around grey, scaled to the full range of uint8; and the scale factor."""
     change = other - _unit(image)
     largest = float(np.abs(change).max())
     factor = 0.5 / largest if largest > 0 else 1.0
@@ -108,7 +108,7 @@ def _original(certificate: CertificateFile, i: int, names: list[str]) -> str:
 
 
 def _panel(image: np.ndarray, added: tuple[np.ndarray, float] | None, alt: str, text: str, note: str, kind: str) -> str:
-    """Return a picture and, if there is one, the scaled difference to the original, which can be shown instead."""
+    """Return an image and, if there is one, its scaled difference to the original, which can be shown instead."""
     if added is None:
         pictures = f'<img class="both" src="{_uri(as_bytes(image))}" alt="{alt}">'
     else:
@@ -160,5 +160,5 @@ def _names(run: RunResults, classes: int) -> list[str]:
 
 
 def _name(names: list[str], label: int) -> str:
-    """Return the escaped name of a label; labels in attack.npz may be of no class."""
+    """Return the escaped name of a label; labels in attack.npz may not be one of the classes."""
     return escape(names[label]) if 0 <= label < len(names) else str(label)

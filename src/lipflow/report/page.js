@@ -10,8 +10,8 @@ function visible(series) {
   return !hidden.has(`run ${series.run}`) && !hidden.has(`kind ${series.kind}`);
 }
 
-// The sorted radii of the images with the right label, as float64. `of` is a run or, if only its first images were
-// attacked, its part.
+// The sorted radii of the images with the right label, as float64. `of` is a run, or its part (the first images, if only
+// they were attacked).
 for (const of of DATA.runs.flatMap((run) => [run, run.part ?? {}])) {
   if (of.radii === undefined) continue;
   const bytes = Uint8Array.from(atob(of.radii), (letter) => letter.charCodeAt(0));
@@ -32,7 +32,7 @@ function certified(run, eps) {
 // At ε = 0 it is the clean accuracy, which counts images of radius 0 too.
 const accuracy = (run, eps) => (eps === 0 ? run.sorted.length : certified(run, eps)) / Math.max(1, run.images);
 
-// An image broken in a ball is broken in every larger ball: an attack at a smaller ε bounds the accuracy from above.
+// An attack that succeeds in a ball also does in a larger one: an attack at a smaller ε bounds the accuracy from above.
 const attackedAt = (run, eps) => run.attacked.filter((point) => point[1] <= eps).at(-1) ?? null;
 
 function attackText(run, eps) {
@@ -42,7 +42,7 @@ function attackText(run, eps) {
 }
 
 // If only some images were attacked, the certified and clean accuracy are of the same images.
-function attackSaid(run, eps) {
+function attackedText(run, eps) {
   const attack = `under attack ${attackText(run, eps)}`;
   if (!run.part) return `${run.name}: ${attack}`;
   const [proved, clean] = [eps, 0].map((x) => percent(accuracy(run.part, x)));
@@ -63,7 +63,7 @@ function curves() {
     }
     if (run.attacked.length) {
       series.push({ run: index, kind: "attacked", look: "dashed", marked: true,
-        points: run.attacked.map(([, x, y]) => [x, y]), read: (x) => attackSaid(run, x) });
+        points: run.attacked.map(([, x, y]) => [x, y]), read: (x) => attackedText(run, x) });
     }
   });
   for (const { title, points } of DATA.published) {

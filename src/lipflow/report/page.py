@@ -1,8 +1,8 @@
-"""The page: one HTML file with its style, its program, its numbers and its images, that opens offline.
+"""The page: one HTML file with its style, its script, its numbers and its images, which opens offline.
 
 Names, flags and ledgers come from folders that a stranger may have written. Each string is escaped where it enters the
-page, and the program sets text, never markup. If one were not escaped, the page's Content-Security-Policy would still
-allow no script and no style but ours, by their hashes, and no request.
+page, and the script sets text, never markup. If a string were not escaped, the page's Content-Security-Policy would
+still allow only our script and our style, by their hashes, and no requests.
 """
 
 import base64
@@ -82,7 +82,7 @@ def _section(key: str, body: str) -> str:
 
 
 def _verdict(runs: Sequence[RunResults]) -> str:
-    """Return every contradiction, or what was compared."""
+    """Return all contradictions as HTML; without any, say what was compared."""
     found = [text for run in runs for text in contradictions(run)]
     if found:
         items = "".join(f"<li>{escape(text)}</li>" for text in found)
@@ -97,8 +97,8 @@ A certificate or an attack is wrong. Run <code>lipflow check</code> on the run, 
     if without:
         kind, title, rest = " warn", "Consistent as far as compared.", f" Not compared: {escape(without)}."
     return f"""<p class="verdict{kind}"><span><b>{title}</b>
-Certified ≤ attacked ≤ clean, image by image: {pairs:,} times
-an attack was sent against a certified ball, and none broke it.{rest}</span></p>"""
+Certified ≤ attacked ≤ clean for each image: {pairs:,} attacks
+inside of certified balls, and none changed a label.{rest}</span></p>"""
 
 
 def _summary(summary: Summary) -> str:
@@ -134,7 +134,7 @@ def _remarks(summary: Summary) -> str:
 
 
 def _choice(runs: Sequence[RunResults]) -> str:
-    """Return check boxes that choose the runs, if there are several."""
+    """Return check boxes for the runs, if there are several."""
     if len(runs) == 1:
         return ""
     boxes = "".join(
@@ -160,7 +160,7 @@ _KINDS = {  # of curves: a sample of the line, and its name
 
 
 def _kinds(runs: Sequence[RunResults], summary: Summary) -> str:
-    """Return check boxes that choose the kinds of curves."""
+    """Return check boxes for the kinds of curves."""
     present = {line.kind for lines in (*(e.lines for e in summary.entries), summary.published) for line in lines}
     counts = sorted({run.part or math.inf for run in runs if run.outcome is not None})
     of = " or ".join("all" if count == math.inf else f"first {count}" for count in counts)
@@ -180,7 +180,7 @@ def _curves(runs: Sequence[RunResults], summary: Summary) -> str:
     reach = epsilon_reach(runs, summary.epsilons)
     marks = "".join(f'<button type="button">{escape(eps)}</button>' for eps in summary.epsilons)
     rows = "".join(_readout(i, run) for i, run in enumerate(runs))
-    part = " Certified curves are of all images; the table also compares an attack on some with the same images."
+    part = " Certified curves are of all images. If only some were attacked, the table also has the numbers of those."
     return f"""<p>Choose an ε with the slider, the buttons, or a click on the chart. An attack at a smaller ε bounds the
 accuracy from above (≤).{part if any(run.part for run in runs) else ""}</p>
 {_choice(runs)}{_kinds(runs, summary)}
@@ -229,7 +229,7 @@ def _training(runs: Sequence[RunResults]) -> str:
         return ""
     checked = any(epoch.clean is not None for run in runs for epoch in run.epochs)
     validation = """<div><h3>Validation accuracy</h3>
-<p>Dashed: clean. Solid: certified, by <em>estimate</em>, at the first radius of the recipe.</p>
+<p>Dashed: clean. Solid: certified, <em>estimated</em>, at the first radius of the recipe.</p>
 <div id="validation-chart"></div></div>"""
     return f"""{_choice(runs)}<div class="many"><div><h3>Loss</h3><p>On training images, as means over some steps.</p>
 <div id="loss-chart"></div></div>{validation if checked else ""}</div>"""
@@ -248,9 +248,9 @@ def _gallery(runs: Sequence[RunResults]) -> str:
             f"<details{' open' if number == 0 else ''}><summary><b>{escape(run.name)}</b></summary>"
             f'<div class="within">{hint}{cards}</div></details>'
         )
-    return f"""<p>Images spread evenly over the radii. Beside each: the strongest attack found inside its certified
+    return f"""<p>Images spread evenly over the radii. Next to each: the strongest attack found inside its certified
 ball, where the label cannot change, and the nearest image found with another label. Below: the certified radius (solid)
-and the distance of that image (dot); the true distance to another label lies between.</p>
+and the distance of that image (dot). The true distance to another label lies between the two.</p>
 <p><label><input type="checkbox" id="differences"> show what was added, enlarged</label></p>
 {"".join(parts)}"""
 
@@ -259,8 +259,8 @@ def _ledger(runs: Sequence[RunResults]) -> str:
     parts = [_certificate(run, run.certificate, len(runs) == 1) for run in runs if run.certificate is not None]
     if not parts:
         return ""
-    return f"""<p>Every operation with its Lipschitz constant, how that was proved, and what its rounding adds. The
-network as it runs is within E of a map whose constant is L.</p>{"".join(parts)}"""
+    return f"""<p>Every operation with its Lipschitz constant, how that was proved, and the rounding error that it adds.
+The network as it runs is within E of a map whose Lipschitz constant is L.</p>{"".join(parts)}"""
 
 
 def _certificate(run: RunResults, certificate: CertificateFile, alone: bool) -> str:

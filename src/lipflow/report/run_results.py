@@ -27,7 +27,7 @@ class Epoch:
 
 @dataclass(frozen=True, eq=False)
 class RunResults:
-    """The record, log, certificate and attack of a run."""
+    """What the folder of a run contains: its record, log, certificate and attack."""
 
     name: str
     folder: Path

@@ -50,7 +50,7 @@ def histogram(certificate: CertificateFile, reach: float) -> tuple[np.ndarray, n
 
 
 def attacked(run: RunResults) -> list[tuple[str, float, float]]:
-    """Return (ε as text, ε, accuracy) of each attack, and the clean accuracy of the same images at 0."""
+    """Return (ε as text, ε, accuracy) for each attack, and at ε = 0 the clean accuracy of the same images."""
     if run.outcome is None:
         return []
     points = [(eps, down(parse_radius(eps)), accuracy(robust)) for eps, robust in run.outcome.robust.items()]
@@ -58,7 +58,7 @@ def attacked(run: RunResults) -> list[tuple[str, float, float]]:
 
 
 def paper(runs: Sequence[RunResults]) -> list[tuple[str, list[tuple[str, float, float]]]]:
-    """Return the title and the same points of each network of the paper that has the name of a run's model."""
+    """Return (title, points as in `attacked`) for each network of the paper that has the name of a run's model."""
     found = []
     for row in references([run.record.run for run in runs]):
         points = [(eps, float(parse_radius(eps)), value / 100) for eps, value in row.at]

@@ -73,7 +73,7 @@ def summarise(runs: Sequence[RunResults], radii: Sequence[str] = ()) -> Summary:
 
 
 def merge(radii: Sequence[str]) -> list[str]:
-    """Sort radii above 0; keep the first of several ways to write one, such as 0.5 and 1/2."""
+    """Sort the radii above 0. Of equal ones, such as 0.5 and 1/2, keep the first."""
     by_value: dict[Fraction, str] = {}
     for text in radii:
         by_value.setdefault(parse_radius(text), text)
@@ -81,7 +81,7 @@ def merge(radii: Sequence[str]) -> list[str]:
 
 
 def accuracy(flags: np.ndarray) -> float:
-    """Return the fraction that is true, and 0 of no flags."""
+    """Return the fraction of flags that are true; 0 if there are none."""
     return float(flags.mean()) if len(flags) else 0.0
 
 
@@ -136,7 +136,7 @@ def _reference(found: Reference, epsilons: Sequence[str]) -> Line:
 
 
 def _remarks(run: RunResults) -> list[str]:
-    """Say what is missing, and which flags differ from those of the published run."""
+    """Return what is missing, and which flags differ from those of the published run."""
     remarks = run.missing
     try:
         # The paper trains on all images.
