@@ -29,14 +29,14 @@ COMMANDS = {  # with a line of help
     "check": "verify a certificate, with NumPy alone",
     "attack": "attack the certified network with L2-PGD",
     "report": "compare runs on one page that opens offline",
-    "data": "fetch a dataset and show what is in it",
+    "data": "download a dataset and print its splits",
     "models": "list the networks, their parameters and layers",
     "demo": "run these commands on handwritten digits, offline",
 }
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code. A user's mistake is answered in one line, with code 2.
+    """Run one command and return its exit code. For a user's mistake, print one line and return 2.
 
     LIPFLOW_DEBUG=1 shows where an error was raised.
     """
@@ -61,11 +61,11 @@ def main(words: Sequence[str] | None = None) -> int:
             code = getattr(_module(name), name)(arguments)
             sys.stdout.flush()
             return code
-    except BrokenPipeError:  # the reader of our output has closed it, as in `lipflow models | head`
+    except BrokenPipeError:  # the program that reads our output has ended, as in `lipflow models | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except SystemExit as ended:
-        if isinstance(ended.__context__, BrokenPipeError):  # rich has caught it first
+        if isinstance(ended.__context__, BrokenPipeError):  # rich caught it and raised SystemExit
             return 141
         raise
     except KeyboardInterrupt:
@@ -80,7 +80,7 @@ def parse(name: str, words: Sequence[str]) -> Any:
     import tyro
 
     module = _module(name)
-    default = {"default": module.defaults(words)} if name == "train" else {}  # they depend on other flags
+    default = {"default": module.defaults(words)} if name == "train" else {}  # defaults that depend on other flags
     return tyro.cli(
         getattr(module, name.capitalize()),
         args=list(words),
