@@ -3,9 +3,9 @@
     python benchmarks/certify.py                          # a few minutes on two cores
     python benchmarks/certify.py --only soc-10 --images 128
 
-Fresh weights, random images. `certified` is `lipflow.certify` in float64, `live` the evaluation of the same network in
-float32, both on all cores. They alternate, and a time is the least of some rounds. `freezing` bounds every norm, once a
-network.
+Weights are fresh and images random. `certified` is `lipflow.certify` in float64, `live` the evaluation of the same
+network in float32, both on all cores. The two alternate, and a time is the least over the rounds. `freezing` bounds
+every norm, once per network.
 """
 
 import argparse
@@ -23,7 +23,7 @@ MODELS = ("cpl-fast", "cpl-s", "cayley-kw3", "soc-10")
 
 
 def measure(name: str, images: int, rounds: int) -> tuple[float, float, float]:
-    """Seconds to freeze, and images a second, certified and live."""
+    """Seconds to freeze, and images per second, certified and live."""
     torch.manual_seed(0)
     network, x = lipflow.build(name).eval(), torch.rand(images, 3, 32, 32)
     frozen: list[lipflow.Frozen] = []
@@ -48,7 +48,7 @@ def main() -> None:
         freezing, certified, live = measure(name, arguments.images, arguments.rounds)
         view.add_row(name, f"{freezing:.1f} s", f"{certified:.3g}/s", f"{live:.3g}/s", f"{live / certified:.1f}")
     console = Console()
-    console.print(f"{platform.machine()}, {torch.get_num_threads()} threads, images a second")
+    console.print(f"{platform.machine()}, {torch.get_num_threads()} threads, images per second")
     console.print(view)
 
 

@@ -7,7 +7,7 @@ Aims: the step of a network of 1000 convolutional layers (30 channels, 32×32, b
 --recompute-activations memory grows like the square root of the depth; time grows at most in proportion to each.
 
 Each row is measured in its own process, with the settings of the command line program. Memory is the greatest resident
-size, less that of the same process before the network was built. Time is that of one step, after one with two images.
+size minus that of the same process before the network was built. Time is that of one step, after a step on two images.
 """
 
 import argparse
@@ -19,16 +19,16 @@ from pathlib import Path
 
 from timing import peak_megabytes
 
-BASE = dict(depth=20, channels=30, batch=64, size=32, inner=5, checkpoint=False)
+BASE = dict(depth=20, channels=30, batch=64, size=32, inner=5, recompute=False)
 ROWS: dict[str, list[dict[str, int | bool]]] = {
-    "depth": [dict(depth=depth, batch=128, checkpoint=c) for c in (False, True) for depth in (20, 100, 250, 500, 1000)],
+    "depth": [dict(depth=depth, batch=128, recompute=c) for c in (False, True) for depth in (20, 100, 250, 500, 1000)],
     "channels": [dict(channels=channels) for channels in (15, 30, 60, 120)],
     "batch": [dict(batch=batch) for batch in (16, 64, 256)],
     "size": [dict(size=size) for size in (16, 32, 64)],
 }
 
 
-def step(depth: int, channels: int, batch: int, size: int, inner: int, checkpoint: bool) -> dict[str, float]:
+def step(depth: int, channels: int, batch: int, size: int, inner: int, recompute: bool) -> dict[str, float]:
     """Seconds and megabytes of a training step of `depth` convolutional layers and one dense one."""
     import torch
     from torch.nn import functional as F
@@ -41,7 +41,7 @@ def step(depth: int, channels: int, batch: int, size: int, inner: int, checkpoin
     network = lipflow.build(
         "cpl", 10, (3, size, size), depth=depth, channels=channels, inner=inner, depth_linear=1, features=512
     ).train()
-    network.recompute_activations(checkpoint)
+    network.recompute_activations(recompute)
     optimiser = torch.optim.Adam(network.parameters(), 1e-3, fused=True)
     x, y = torch.rand(batch, 3, size, size), torch.randint(0, 10, (batch,))
     start = 0.0
@@ -58,8 +58,8 @@ def draw(found: list[tuple[dict, dict[str, float]]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
-    for checkpoint, label in ((False, "activations stored"), (True, "--recompute-activations")):
-        rows = [(row["depth"], result["megabytes"] / 1e3) for row, result in found if row["checkpoint"] == checkpoint]
+    for recompute, label in ((False, "activations stored"), (True, "--recompute-activations")):
+        rows = [(row["depth"], result["megabytes"] / 1e3) for row, result in found if row["recompute"] == recompute]
         axes.plot(*zip(*rows, strict=True), marker="o", label=label)
     axes.set(xlabel="depth", ylabel="GB of a training step", title="30 channels, 32×32, batch 128", ylim=(0, None))
     axes.legend()
@@ -88,7 +88,7 @@ def main() -> None:
             output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             result = json.loads(output.splitlines()[-1])
             found.append((row, result))
-            recomputed = "yes" if row["checkpoint"] else "no"
+            recomputed = "yes" if row["recompute"] else "no"
             table.add_row(str(row[name]), recomputed, f"{result['seconds']:.3g}", f"{result['megabytes']:.0f}")
         Console().print(table)
         if name == "depth" and arguments.figure:

@@ -1,8 +1,8 @@
-"""The reference: the paper's Algorithm 1 written literally in PyTorch, to which other benchmarks compare lipflow.
+"""The reference: the paper's Algorithm 1 written literally in PyTorch, with which other benchmarks compare lipflow.
 
-Convolution, ReLU, transposed convolution, scale and subtract are separate operations in NCHW; every layer runs one
-power iteration through autograd at each training step (100 once in evaluation), and takes h = 2/(σ̂² + 1e-4) as the
-authors do.
+Convolution, ReLU, transposed convolution, scaling and subtraction are separate operations in NCHW. At each training
+step, every layer runs one power iteration, differentiated by autograd (in evaluation 100, once). The step size is
+h = 2/(σ̂² + 1e-4), as in the authors' code.
 """
 
 from abc import ABC, abstractmethod

@@ -7,8 +7,8 @@ certifies) lie below it; it bounds all norms of cpl-s in under 30 s and of cpl-x
     python benchmarks/norms.py --xl     # with cpl-xl, a few minutes more
     python benchmarks/norms.py --draws 24    # only the gap, over many kernels
 
-A gap is (value - norm)/norm, with the norm from a long Lanczos run on the operator, which is from below and has
-converged to the digits shown (dense: from an SVD). A certificate needs a gap above 0.
+A gap is (value - norm)/norm. The norm is that of a long Lanczos run, which is from below and has converged to the
+digits shown (dense: of an SVD). A certificate needs a gap above 0.
 """
 
 import argparse
@@ -30,7 +30,7 @@ LIMITS = {"cpl-s": 30.0, "cpl-xl": 300.0}
 
 
 def timed(f: Callable[[], float]) -> tuple[float, float]:
-    """A value and the time to compute it: the least of two, unless the first takes more than two seconds."""
+    """A value and the time to compute it: the lesser of two times, unless the first is above two seconds."""
     seconds, value = math.inf, math.nan
     for _ in range(2):
         start = time.perf_counter()

@@ -1,12 +1,12 @@
-"""Are the layers of other methods as fast here as written literally in PyTorch?
+"""Are lipflow's layers of other methods as fast as the same layers written literally in PyTorch?
 
     python benchmarks/rival_layers.py             # about four minutes on two cores
     python benchmarks/rival_layers.py --only cayley-kw3
 
-A training step (forward and backward) of layers of cayley-kw3 and soc-10, and of the two networks, compared with the
-same written as in their papers: Cayley as a transform of rfft2 of the padded kernel and one product at each frequency;
-SOC as the series, convolved term by term, of a kernel divided by the least of four norms from power iteration. Claim:
-lipflow is not slower. The two alternate, and a time is the least of five (networks: of three).
+It measures a training step (forward and backward) of layers of cayley-kw3 and soc-10, and of the two networks, and of
+the same written as in their papers. Cayley: the transform of rfft2 of the padded kernel, and one product at each
+frequency. SOC: the series, convolved term by term, of a kernel that is divided by the least of four norms from power
+iteration. Claim: lipflow is not slower. The two alternate, and a time is the least of five (networks: of three).
 """
 
 import argparse
@@ -145,7 +145,7 @@ class Row(NamedTuple):
     ours: Callable[[], nn.Module]
     channels: int
     size: int
-    turns: int = 5
+    repetitions: int = 5
 
 
 ROWS: dict[str, Row] = {
@@ -166,16 +166,16 @@ def main() -> None:
     torch.manual_seed(0)
     table = Table("", "literal", "lipflow", "literal / lipflow", title=f"a training step, batch {BATCH}")
     for name in parser.parse_args().only:
-        literal, ours, channels, size, turns = ROWS[name]
+        literal, ours, channels, size, repetitions = ROWS[name]
         layers, x = [literal().train(), ours().train()], torch.rand(BATCH, channels, size, size, requires_grad=True)
         counts = [sum(p.numel() for p in layer.parameters()) for layer in layers]
         assert counts[0] == counts[1], f"{name}: {counts} parameters"
         least = [float("inf")] * 2
-        for turn in range(turns + 1):
+        for repetition in range(repetitions + 1):  # the first one warms up
             for i, layer in enumerate(layers):
                 start = time.perf_counter()
                 layer(x).square().sum().backward()
-                if turn:
+                if repetition:
                     least[i] = min(least[i], time.perf_counter() - start)
         table.add_row(name, *(f"{1e3 * t:.1f} ms" for t in least), f"{least[0] / least[1]:.2f}")
     Console().print(table)

@@ -1,17 +1,17 @@
 """What does a training step cost, for one layer of each kind at equal shapes and for each model?
 
-Found in four runs on two shared cores, as ranges of the time divided by that of a plain layer. Convolution: CPL 1.8 to
-4.2, BCOP 2.2 to 3.3, Cayley and SOC 6 to 28. Dense: CPL 2.3 to 18, SOC 6 to 26, Cayley 24 to 190, Björck about 2000.
+Results of four runs on two shared cores, as ranges of the time divided by that of a plain layer. Convolution: CPL 1.8
+to 4.2, BCOP 2.2 to 3.3, Cayley and SOC 6 to 28. Dense: CPL 2.3 to 18, SOC 6 to 26, Cayley 24 to 190, Björck about 2000.
 So CPL and BCOP convolutions cannot be distinguished, and times of whole models vary too much to rank them. Parameters
-do not depend on the load, and peak memory hardly does. Use an idle machine before you quote a time.
+do not depend on the load, and peak memory hardly does. Measure on an idle machine before you quote a time.
 
     python benchmarks/rivals.py                          # about ten minutes on two cores
     python benchmarks/rivals.py --only cpl-s,soc-10      # some rows
     python benchmarks/rivals.py --batch 64
 
-Each row is measured in its own process. Its peak memory is the greatest resident size, less that of the process before
-the layer was made. A step is forward, backward and SGD; the time is the least of three, after one to warm up. Rows of
-one run are comparable; between machines compare ratios.
+Each row is measured in its own process. Its peak memory is the greatest resident size minus that of the process before
+the layer was made. A step is forward, backward and SGD; the time is the least of three, after one to warm up. Compare
+times within one run only, and ratios between machines.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def measure(table: str, name: str, batch: int) -> dict[str, float]:
 
 
 def run(table: str, name: str, batch: int) -> dict[str, float] | str:
-    """`measure` in a new process: its numbers, or why there are none."""
+    """Call `measure` in a new process; return its numbers, or its error message."""
     command = [sys.executable, __file__, "--measure", table, name, "--batch", str(batch)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -121,7 +121,7 @@ def show(console: Console, table: str, measured: dict[str, dict[str, float] | st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=16, help="images or vectors a step")
+    parser.add_argument("--batch", type=int, default=16, help="images or vectors per step")
     parser.add_argument("--only", default="", help="measure only these rows: names, separated by commas")
     parser.add_argument("--measure", nargs=2, metavar=("TABLE", "ROW"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()

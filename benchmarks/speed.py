@@ -5,8 +5,8 @@
 
 Aims, on cpl-s at batch 256 and two cores: a training step is at least 4 times faster, at no more than 60% of the peak
 memory; float32 evaluation is at least twice as fast; certifying in float64 is no slower than the literal evaluation in
-float32; and a training step reaches 60% of a roofline measured here: the same matrix products, each activation read and
-written once, and nothing else. The step with products in bfloat16 (`--precision bfloat16`) is measured too.
+float32; and a training step reaches 60% of a roofline measured here: the same matrix products, with each activation
+read and written once, and nothing else. A step with products in bfloat16 (`--precision bfloat16`) is measured too.
 
 Each measurement runs in its own process, so that its peak memory (the greatest resident size) is its own. lipflow runs
 with the settings of the command line program (`lipflow.machine`), the literal form without them. The processes
