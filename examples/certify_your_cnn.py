@@ -3,7 +3,7 @@
     python examples/certify_your_cnn.py
 
 An ordinary CNN can be certified as it is, but the norms of its layers multiply, so its radii are tiny. Here each layer
-is replaced by a 1-Lipschitz one. The same training loop in plain PyTorch trains both:
+is replaced by a 1-Lipschitz one. The same training loop, in plain PyTorch, trains both networks:
 
     nn.Conv2d(1, 16, 3, padding=1), nn.ReLU()    →  PadChannels(8), cpl_conv(8, 16)
     nn.MaxPool2d(2)                              →  SpaceToDepth(2)     # a permutation: no information is lost
@@ -39,7 +39,7 @@ def ordinary() -> nn.Sequential:
 
 
 def replaced() -> nn.Sequential:
-    """The same CNN of 1-Lipschitz layers. The head has a constant for each pair of classes."""
+    """The same CNN with 1-Lipschitz layers. The head has a Lipschitz constant for each pair of classes."""
     return nn.Sequential(
         Normalize(0.5),
         PadChannels(8),

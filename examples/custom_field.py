@@ -1,4 +1,4 @@
-"""Fields and a step of your own: their declared pair (L, ε), compared with the stretch of pairs of points.
+"""Fields and a step of your own: their declared pair (L, ε), compared with ratios of distances of pairs of points.
 
     python examples/custom_field.py
 
@@ -65,9 +65,9 @@ class LogSumExp(Convex):
 
 @dataclass(frozen=True)
 class Strang(Step):
-    """Through -∇f + Ax: half a step through Ax, a step through -∇f, half a step through Ax (Strang 1968).
+    """A step through -∇f + Ax: a half step through Ax, a step through -∇f, a half step through Ax (Strang 1968).
 
-    The constants multiply. It consists of steps that lipflow knows, so `lipflow.freeze` accepts it.
+    The constants multiply. It consists of lipflow's own steps, so `lipflow.freeze` accepts it.
     """
 
     convex_step: Step
