@@ -1,4 +1,4 @@
-"""The tables and figures of the paper, one file each: claims, published numbers, the runs that they need, and rules.
+"""The tables and figures of the paper, one file each: claims, published numbers, runs, and the rules that judge claims.
 
 python -m experiments --list --scale small           list the runs and their expected time
 python -m experiments --scale small                  train and measure; finished runs are not repeated

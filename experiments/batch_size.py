@@ -1,7 +1,7 @@
 """Tables 4 and 5: batch sizes 64, 128 and 256, on both datasets.
 
-Both captions say last-layer normalization, but on CIFAR-10 the rows at 256 agree with Table 2, which is without it, for
-S and in part for M, L and XL. So the recipe of the main table of each dataset is used.
+Both captions say that the networks have last-layer normalization. But on CIFAR-10, the rows at 256 agree with Table 2,
+whose networks are without it, for S and in part for M, L and XL. So each dataset has the recipe of its main table.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def sizes(scale: Scale, data: str) -> Mapping[str, list[Run]]:
     return rows
 
 
-def cleaner(models: tuple[str, ...]):
+def higher_clean_accuracy(models: tuple[str, ...]):
     """A rule: the clean accuracy of the smallest batch is above that of the largest."""
 
     def rule(rows: Rows) -> Verdict:
@@ -63,13 +63,13 @@ def experiment(data: str) -> Experiment:
         claims=(
             Claim(
                 "CPL-S: a batch of 64 has a higher clean accuracy than one of 256.",
-                cleaner(("cpl-s",)),
+                higher_clean_accuracy(("cpl-s",)),
                 PAPER_SCALE,
                 STEPS,
             ),
             Claim(
                 "A batch of 64 has a higher clean accuracy for CPL-M, L and XL too.",
-                cleaner(("cpl-m", "cpl-l", "cpl-xl")),
+                higher_clean_accuracy(("cpl-m", "cpl-l", "cpl-xl")),
                 PAPER_SCALE,
                 ONLY_S,
             ),

@@ -12,14 +12,14 @@ from experiments.rivals import published as table
 from experiments.rivals import rows as networks
 from lipflow.report.published import PAPER
 
-FAR = ("0.2", "0.4", "0.6", "0.8", "1")
+CURVE_RADII = ("0.2", "0.4", "0.6", "0.8", "1")
 
 
-def along(first: str, second: str):
+def above_on_the_curve(first: str, second: str):
     """A rule: one curve is above another, at ε from 0.2 to 0.6."""
 
     def rule(rows: Rows) -> Verdict:
-        return beats(rows, first, second, tuple(("certified", eps) for eps in FAR[:3]))
+        return beats(rows, first, second, tuple(("certified", eps) for eps in CURVE_RADII[:3]))
 
     return rule
 
@@ -27,17 +27,17 @@ def along(first: str, second: str):
 def experiment(data: str) -> Experiment:
     claims = {
         "cifar10": (
-            Claim("CPL-S certifies more than Cayley, at ε from 0.2 to 0.6.", along(S, CAYLEY)),
-            Claim("CPL-S certifies more than SOC-10, at ε from 0.2 to 0.6.", along(S, SOC)),
+            Claim("CPL-S certifies more than Cayley, at ε from 0.2 to 0.6.", above_on_the_curve(S, CAYLEY)),
+            Claim("CPL-S certifies more than SOC-10, at ε from 0.2 to 0.6.", above_on_the_curve(S, SOC)),
         ),
-        "cifar100": (Claim("SOC-10 certifies more than CPL-S, at ε from 0.2 to 0.6.", along(SOC, S)),),
+        "cifar100": (Claim("SOC-10 certifies more than CPL-S, at ε from 0.2 to 0.6.", above_on_the_curve(SOC, S)),),
     }
     return Experiment(
         name=f"certified-{data}",
         title=f"Certified accuracy against ε on {DATA[data]}",
         source=f"{PAPER}, Figure 1",
         claims=claims[data],
-        columns=(*CERTIFIED, *(Column(f"ε = {eps}", ("certified", eps)) for eps in FAR)),
+        columns=(*CERTIFIED, *(Column(f"ε = {eps}", ("certified", eps)) for eps in CURVE_RADII)),
         draw=curves("certified"),
         runs=partial(networks, data=data),
         measures=("certified",),

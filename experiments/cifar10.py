@@ -19,7 +19,7 @@ def less_at_large_radii(rows: Rows) -> Verdict:
     return shrinks(rows, XL, S, ACCURACIES[0], ACCURACIES[-1])
 
 
-def fast(rows: Rows) -> Verdict:
+def least_seconds(rows: Rows) -> Verdict:
     seconds = {label: min(rows.values(label, *SECONDS.path)) for label in (S, CAYLEY, SOC)}
     return holds(seconds[S] == min(seconds.values()), ", ".join(f"{k} {v:.1f} s" for k, v in seconds.items()))
 
@@ -42,7 +42,7 @@ EXPERIMENTS = (
             Claim("The gain of larger networks is smaller at large ε.", less_at_large_radii, PAPER_SCALE, ONLY_S),
             Claim(
                 "An epoch of CPL-S takes less time than one of Cayley or SOC-10.",
-                fast,
+                least_seconds,
                 PAPER_SCALE,
                 "the sizes at this scale were chosen so that epochs take about the same time",
             ),

@@ -1,8 +1,9 @@
-"""The effective Lipschitz constant beside the certified one: the paper's reason for the accuracy of CPL under PGD.
+"""The effective Lipschitz constant and the certified one: the paper's reason for the accuracy of CPL under PGD.
 
 The paper says that CPL layers only have an upper bound while Cayley and SOC preserve norms, so that the effective
-constant of CPL is smaller than its certified one. It is estimated from below: the greatest slope of a margin f_y - f_j
-at a test image, divided by its certified bound, is the part that is used. The mean over images is judged and drawn.
+constant of CPL is smaller than its certified one. The effective constant is estimated from below: the greatest slope of
+a margin f_y - f_j at a test image, divided by its certified bound, is the part of the bound that is used. Claims are
+judged by the mean over images, which is also drawn.
 """
 
 from functools import partial
@@ -29,7 +30,7 @@ AVERAGE = Column("used on average", ("used_mean",))
 
 
 def less(than: str):
-    """A rule: CPL-S uses less on average than another network. The images are the same, so the noise is of seeds."""
+    """A rule: CPL-S uses less on average than another network. The images are the same, so only seeds cause noise."""
 
     def rule(rows: Rows) -> Verdict:
         ours, theirs = (Quantity.of(rows.values(label, *AVERAGE.path)) for label in (S, than))

@@ -18,12 +18,12 @@ from lipflow.train.run import Run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PAPER_SCALE = ("paper",)  # the scales of a claim that smaller networks give no evidence about
+PAPER_SCALE = ("paper",)  # the scales of a claim about which smaller networks give no evidence
 SEEN, NOT_SEEN, NOT_JUDGED = "seen", "not seen", "cannot be judged"
 Outcome = Literal["seen", "not seen", "cannot be judged"]
 Measured = Mapping[str, Any]  # of one run, as JSON values
 # Student's two-sided 95% quantile: (degrees of freedom, standard errors). Other degrees of freedom are rounded down.
-# Here, as SciPy is not required to run the experiments; a test compares it with SciPy.
+# The table is here because the experiments do not require SciPy; a test compares it with SciPy.
 STUDENT = ((1, 12.71), (2, 4.303), (3, 3.183), (4, 2.777), (5, 2.571), (6, 2.447), (8, 2.307), (10, 2.229), (15, 2.132))
 STUDENT += ((20, 2.086), (30, 2.043), (61, 2.0))
 
@@ -58,7 +58,7 @@ class Quantity(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """What was measured: label of a row → one table of numbers for each seed."""
+    """What was measured: for each label of a row, a table of numbers per seed."""
 
     measured: Mapping[str, Sequence[Measured]]
 
@@ -76,7 +76,7 @@ class Rows:
         return found
 
     def accuracy(self, label: str, *path: str) -> Quantity:
-        """A fraction of images, such as ("certified", "36/255"), with the variance for their number."""
+        """A fraction of images, such as ("certified", "36/255"), with its variance for the number of images."""
         values = [float(v) for v in self.values(label, *path)]
         counted = {"attacked": "attacked_images", "validation": "validation_images"}
         images = min(self.values(label, counted.get(path[0], "images")))
@@ -84,7 +84,7 @@ class Rows:
         return Quantity.of(values, p * (1 - p) / images)
 
     def loss(self, label: str, first: tuple[str, ...], last: tuple[str, ...]) -> Quantity:
-        """The accuracy at a first path minus that at a last one, seed by seed."""
+        """The accuracy at one path minus that at another, for each seed."""
         values = [self.values(label, *path) for path in (first, last)]
         of_images = sum(self.accuracy(label, *path).of_images for path in (first, last))
         return Quantity.of([float(a) - float(b) for a, b in zip(*values, strict=True)], of_images)
@@ -96,14 +96,14 @@ Rule = Callable[[Rows], Verdict]
 def noise_of(*quantities: Quantity) -> float:
     """The noise of a sum or difference of independent quantities."""
     total = sum(q.of_images + q.of_seeds for q in quantities)
-    doubt = sum(q.of_seeds**2 / (q.seeds - 1) for q in quantities if q.of_seeds)
-    freedom = total**2 / doubt if doubt else math.inf
+    welch = sum(q.of_seeds**2 / (q.seeds - 1) for q in quantities if q.of_seeds)
+    freedom = total**2 / welch if welch else math.inf
     return math.sqrt(total) * min(factor for least, factor in STUDENT if least <= max(1, freedom))
 
 
-def judge(left: float, noise: float, evidence: str) -> Verdict:
+def judge(difference: float, noise: float, evidence: str) -> Verdict:
     """Seen if a difference is above its noise, not seen if it is below minus its noise."""
-    return Verdict(SEEN if left > noise else NOT_SEEN if left < -noise else NOT_JUDGED, evidence)
+    return Verdict(SEEN if difference > noise else NOT_SEEN if difference < -noise else NOT_JUDGED, evidence)
 
 
 def above(rows: Rows, first: tuple[str, ...], second: tuple[str, ...], by: float = 0.0) -> Verdict:
@@ -114,7 +114,7 @@ def above(rows: Rows, first: tuple[str, ...], second: tuple[str, ...], by: float
 
 
 def shrinks(rows: Rows, better: str, worse: str, first: tuple[str, ...], last: tuple[str, ...]) -> Verdict:
-    """Whether one row is above another at a first path, and by less at a last one."""
+    """Whether one row is above another, and by more at the first path than at the last one."""
     a, b, c, d = (rows.accuracy(label, *path) for path in (first, last) for label in (better, worse))
     gain, later = a.value - b.value, c.value - d.value
     # The runs at both paths are the same, so the noise is that of their differences.
@@ -152,7 +152,7 @@ class Claim:
     text: str
     rule: Rule
     scales: tuple[str, ...] = ("small", "paper")
-    otherwise: str = "the smaller networks and shorter schedules of this scale give no evidence"
+    otherwise: str = "the smaller networks and shorter schedules of this scale give no evidence"  # at other scales
     ours: bool = False  # a claim of lipflow, which the paper does not make
 
     def judge(self, scale: str, rows: Rows) -> Verdict:

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.fast_page import FIGURE, PAGE, SHIPPED, Rows, draw, page
-from experiments.provenance import of_test, provenance, write_json
-from experiments.runner import answered, ensure, state
+from experiments.provenance import certificate_of_test_images, provenance, write_json
+from experiments.runner import ensure, exit_code_of, state
 from lipflow.files import write_atomic
 from lipflow.machine import keep_freed_memory
 from lipflow.report.figure import require_matplotlib
@@ -40,7 +40,7 @@ from lipflow.train.run import Run, differences
 if TYPE_CHECKING:
     from lipflow.certificate import CertificateFile
 
-RESULT, FOLDER, AUTO = Path("experiments/results/fast.json"), Path("runs/fast"), "autoattack.json"
+RESULT, FOLDER, AUTOATTACK = Path("experiments/results/fast.json"), Path("runs/fast"), "autoattack.json"
 TRAIN, HELD_OUT, TEST = 50000, 5000, 10000  # numbers of images; a row may hold out another number
 
 
@@ -89,14 +89,14 @@ def _typed(value: Any) -> str:
 
 
 def certified(folder: Path, data_dir: Path | None) -> "CertificateFile":
-    """The certificate of all test images, which is made if there is none."""
+    """The certificate of all test images; it is made if there is none."""
     from lipflow.commands.certify import Certify, certify
 
-    return of_test(folder, TEST, lambda: certify(Certify(folder, data_dir=data_dir)))
+    return certificate_of_test_images(folder, TEST, lambda: certify(Certify(folder, data_dir=data_dir)))
 
 
 def measured(run: Run) -> dict[str, Any]:
-    """All numbers of a finished run: from its certificate of the test images, from its log, and from attacks."""
+    """All numbers of a finished run: of its certificate of the test images, its log, and its attacks."""
     from experiments.measure import epochs_of, summary
     from lipflow.data import steps_per_epoch
     from lipflow.radius import parse_radius
@@ -124,8 +124,8 @@ def measured(run: Run) -> dict[str, Any]:
         standing = {eps: accuracy(flags) for eps, flags in found.outcome.robust.items()}
         proved = {eps: accuracy(held.certified(parse_radius(eps))[: len(found.outcome)]) for eps in standing}
         result |= {"attacked_images": len(found.outcome), "attacked": standing, "certified_of_attacked": proved}
-    if (run.folder / AUTO).is_file():
-        auto = json.loads((run.folder / AUTO).read_text())
+    if (run.folder / AUTOATTACK).is_file():
+        auto = json.loads((run.folder / AUTOATTACK).read_text())
         proved = accuracy(held.certified(parse_radius(auto["epsilon"]))[: auto["images"]])
         result["autoattack"] = {**auto, "certified": proved}
     return result
@@ -144,8 +144,8 @@ def known(runs: Sequence[Run], stored: Sequence[Mapping[str, Any]]) -> list[Mapp
     return [found[run.folder.name] for run in runs if run.folder.name in found]
 
 
-def attack(run: Run, images: int, few: int) -> None:
-    """L2-PGD on some images, and the standard AutoAttack, which takes far longer, on `few`.
+def attack(run: Run, images: int, autoattack_images: int) -> None:
+    """L2-PGD on the first `images`, and the standard AutoAttack, which takes far longer, on fewer.
 
     AutoAttack attacks the live network in float32; the frozen network classifies the images that it finds.
     """
@@ -162,13 +162,15 @@ def attack(run: Run, images: int, few: int) -> None:
     if by_pgd(Attack(run.folder, radii=EPSILONS, limit=images)):
         raise ValueError(f"{run.folder}: a certified image was broken; nothing is published")
     test = data.load(run.data, run.data_dir).test
-    x, truth = data.to_unit(test.images[:few]), test.labels[:few]
+    x, truth = data.to_unit(test.images[:autoattack_images]), test.labels[:autoattack_images]
     frozen, eps = Frozen.load(run.folder / certificate.WEIGHTS), EPSILONS[0]
     tool = AutoAttack(load(run.folder), norm="L2", eps=float(parse_radius(eps)), seed=0, device="cpu")
     found = tool.run_standard_evaluation(x, truth, batch_size=100)[0].clamp(0, 1)
     with torch.no_grad():
         standing, clean = ((frozen(t).argmax(1) == truth).double().mean().item() for t in (found, x))
-    write_json(run.folder / AUTO, {"epsilon": eps, "images": few, "clean": clean, "standing": standing})
+    write_json(
+        run.folder / AUTOATTACK, {"epsilon": eps, "images": autoattack_images, "clean": clean, "standing": standing}
+    )
 
 
 def gap(run: Run) -> None:
@@ -228,9 +230,9 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     keep_freed_memory()
     if options.gap:
-        return answered("experiments.fast", lambda: gap(runs[options.gap]) or 0)
+        return exit_code_of("experiments.fast", lambda: gap(runs[options.gap]) or 0)
     if options.against:
-        return answered("experiments.fast", lambda: against(runs[options.against]) or 0)
+        return exit_code_of("experiments.fast", lambda: against(runs[options.against]) or 0)
     names = [] if options.page or options.attack or options.shipped else options.only or list(runs)
 
     def work() -> int:
@@ -245,7 +247,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"wrote {RESULT}, {PAGE} and {FIGURE}")
         return 0
 
-    return answered("experiments.fast", work)
+    return exit_code_of("experiments.fast", work)
 
 
 def text_of(rows: Rows, shipped: Mapping[str, Any] | None = None) -> str:

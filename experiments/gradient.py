@@ -1,8 +1,8 @@
-"""The gradient norm against depth, which the appendix says is controlled "naturally": it neither explodes nor vanishes.
+"""The gradient norm against depth. The paper's appendix says that it is controlled "naturally".
 
-Backpropagation through a layer with L = 1 does not increase the norm of a gradient. That it does not vanish is not
-proved, and is measured: the norm before each layer divided by that at the scores, in the networks of the depth
-experiment, before and after training.
+Backpropagation through a layer with L = 1 does not increase the norm of a gradient, so it cannot explode. That it does
+not vanish is not proved. It is measured: the norm before each layer divided by that at the scores, in the networks of
+the depth experiment, before and after training.
 """
 
 from experiments.depth import layers as layers_of
@@ -28,7 +28,7 @@ def bounded(rows: Rows) -> Verdict:
 
 
 def alive(state: str):
-    """A rule: no gradient of networks in this state has vanished. A network at chance level counts as not trained."""
+    """A rule: no gradient of networks in this state has vanished. A trained network at chance level is not judged."""
 
     def judge(rows: Rows, label: str) -> Verdict:
         least = min(norms(rows, label, state))

@@ -41,7 +41,7 @@ def robust(key: str):
 
 
 def _beside_the_published(verdict: Verdict, rows: Rows, *path: str) -> Verdict:
-    """The verdict on the ends of the range, with the accuracy of the published margin as more evidence."""
+    """A verdict about the ends of the range, with the accuracy at the published margin as further evidence."""
     return Verdict(verdict.outcome, f"{verdict.evidence}; in between, {MIDDLE} {rows.accuracy(MIDDLE, *path)}")
 
 

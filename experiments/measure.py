@@ -1,4 +1,4 @@
-"""The measures of a finished run. Their results are stored in its folder and not computed again.
+"""The measures of a finished run. Results are stored in the folder of the run and are not computed again.
 
 certified    test images certified by the frozen network: clean, certified at every ε of the grid, L and E
 attacked     L2-PGD against the frozen network, with the steps of the authors
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lipflow
-from experiments.provenance import of_test, write_json
-from experiments.scale import GRID, Scale
+from experiments.provenance import certificate_of_test_images, write_json
+from experiments.scale import CERTIFIED_RADII, Scale
 from lipflow.attack import PGD, pgd
 from lipflow.certificate import CertificateFile
 from lipflow.commands.attack import Attack, attack
@@ -64,10 +64,10 @@ def training(folder: Path) -> dict[str, Any]:
 
 
 def certified(folder: Path, scale: Scale) -> dict[str, Any]:
-    """From the certificate of the test images of the scale, which is made if there is none."""
+    """From the certificate of the test images of the scale; it is made if there is none."""
     run = Record.read(folder).run
     wanted = len(_data(run).test.images[: scale.images])
-    return summary(of_test(folder, wanted, lambda: certify(Certify(folder, limit=scale.images))))
+    return summary(certificate_of_test_images(folder, wanted, lambda: certify(Certify(folder, limit=scale.images))))
 
 
 def summary(found: CertificateFile) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def summary(found: CertificateFile) -> dict[str, Any]:
     return {
         "images": len(found.truth),
         "clean": accuracy(found.right),
-        "certified": {eps: accuracy(found.certified(parse_radius(eps))) for eps in GRID},
+        "certified": {eps: accuracy(found.certified(parse_radius(eps))) for eps in CERTIFIED_RADII},
         "average_radius": accuracy(found.radius * found.right),
         "lipschitz": found.lipschitz,
         "rounding": found.rounding,
@@ -189,7 +189,7 @@ MEASURES: Mapping[str, Callable[[Path, Scale], dict[str, Any]]] = {
     "effective": effective,
     "gradient": gradient,
 }
-STORED_HERE = ("live", "effective", "gradient")  # the other measures store their results by themselves
+STORED_HERE = ("live", "effective", "gradient")  # the commands of the other measures store their results
 
 
 def measure(folder: Path, measures: tuple[str, ...], scale: Scale) -> dict[str, Any]:

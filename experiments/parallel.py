@@ -1,7 +1,7 @@
 """Work in parallel processes, each with its share of the cores: `--jobs 2`.
 
-Small networks hardly use a second thread, so two runs in parallel on one core each end sooner than one after the other
-on two cores. A worker stores its results on the disk.
+Small networks gain little from a second thread, so two runs in parallel, on one core each, take less time than one
+after the other on two cores. A worker stores its results on the disk.
 """
 
 import multiprocessing
@@ -22,7 +22,7 @@ class Stopped(EndedEarly):
     exit_code = 130
 
 
-def side_by_side(jobs: int, function: Callable[..., object], work: Mapping[str, tuple[Any, ...]]) -> Iterator[str]:
+def in_parallel(jobs: int, function: Callable[..., object], work: Mapping[str, tuple[Any, ...]]) -> Iterator[str]:
     """Call function(*arguments) for each entry of `work`, `jobs` at a time, and yield its name when it has ended.
 
     Errors are printed, and the other entries continue.
@@ -44,7 +44,7 @@ def side_by_side(jobs: int, function: Callable[..., object], work: Mapping[str, 
         except KeyboardInterrupt:  # the workers get the signal too, and save their state
             stop.set()
         except BrokenProcessPool as error:
-            raise OSError(f"a process of --jobs {jobs} was killed ({error}); perhaps memory is short") from error
+            raise OSError(f"a process of --jobs {jobs} was killed ({error}), perhaps for lack of memory") from error
     if stop.is_set():
         raise Stopped("interrupted")
 
@@ -73,4 +73,4 @@ def _do(function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
         _stop.set()
     except Exception as error:
         traceback.print_exc()
-        raise RuntimeError(str(error)) from None  # which can be pickled
+        raise RuntimeError(str(error)) from None  # because any RuntimeError can be pickled

@@ -1,4 +1,4 @@
-"""The provenance of a result: the environments of its runs, and of the command that wrote it; its certificates."""
+"""The provenance of results: commit, versions and machine of the runs and of the command; and their certificates."""
 
 import json
 import time
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, with its folder."""
+    """Write a value as JSON; create the folder if necessary."""
     text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, lambda temporary: temporary.write_text(text))
@@ -34,7 +34,7 @@ def provenance(command: str) -> dict[str, Any]:
     return {"commit": known["commit"], **versions, "machine": machine + device, "command": command, "day": day}
 
 
-def of_test(folder: Path, images: int, certify: Callable[[], object]) -> "CertificateFile":
+def certificate_of_test_images(folder: Path, images: int, certify: Callable[[], object]) -> "CertificateFile":
     """The certificate of this number of test images by the final network of a run.
 
     `certify` makes it if the folder has none, or one of other images or of the best network.
@@ -50,7 +50,7 @@ def of_test(folder: Path, images: int, certify: Callable[[], object]) -> "Certif
 
 
 def origin(runs: Sequence[Mapping[str, Any]]) -> str:
-    """The environments that some runs have recorded: each commit, version, processor and number of threads once."""
+    """The environments that runs have recorded, as text: each commit, version, processor and number of threads once."""
     recorded = [run["recorded"] for run in runs if "recorded" in run]
     if not recorded:
         return ""

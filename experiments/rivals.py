@@ -1,4 +1,4 @@
-"""The main tables of both datasets, on which other experiments build: networks, columns and published numbers."""
+"""Parts of the main tables of both datasets, for several experiments: networks, columns and published numbers."""
 
 from collections.abc import Mapping
 

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from experiments.draw import save
 from experiments.experiment import Experiment, Rows
-from experiments.parallel import side_by_side
+from experiments.parallel import in_parallel
 from experiments.provenance import provenance, write_json
 from experiments.scale import SCALES, Scale, cost, total
 from lipflow.report.figure import require_matplotlib
@@ -67,7 +67,7 @@ class Options:
     results: Path = Path("experiments/results")
     """The folder of the results, with a folder for each scale."""
     docs: Path = Path("docs")
-    """The folder of figures and results.md; figures of smoke runs are drawn beside their results."""
+    """The folder of figures and results.md; figures of smoke runs are in the folder of their results."""
     data_dir: Path | None = None
     """The folder of CIFAR (default: data/ if it exists, or the download cache)."""
 
@@ -87,11 +87,13 @@ def main(words: Sequence[str] | None = None) -> int:
 
     words = sys.argv[1:] if words is None else list(words)
     options = tyro.cli(Options, args=words, prog="python -m experiments")
-    return answered("experiments", lambda: list_or_run(options, f"python -m experiments {shlex.join(words)}".strip()))
+    return exit_code_of(
+        "experiments", lambda: list_or_run(options, f"python -m experiments {shlex.join(words)}".strip())
+    )
 
 
-def answered(program: str, work: Callable[[], int]) -> int:
-    """The exit code of some work; a user's mistake or interruption prints one line."""
+def exit_code_of(program: str, work: Callable[[], int]) -> int:
+    """Do some work and return its exit code. For a user's mistake or an interruption, print one line."""
     from lipflow.train.signals import EndedEarly
 
     try:
@@ -111,12 +113,12 @@ def list_or_run(options: Options, command: str) -> int:
     """Do what the options say; return 1 if an experiment failed, and 0 otherwise."""
     if options.jobs < 1:
         raise ValueError(f"--jobs is at least 1, not {options.jobs}")
-    chosen, scale = experiments(options.only), placed(options)
+    chosen, scale = experiments(options.only), scale_of(options)
     if options.list:
         show(chosen, scale)
         return 0
     if options.judge:
-        judge_anew(chosen, scale, options)
+        judge_again(chosen, scale, options)
         return 0
     require_matplotlib()
     failed = run_all(chosen, scale, options, command)
@@ -125,7 +127,7 @@ def list_or_run(options: Options, command: str) -> int:
     return 1 if failed else 0
 
 
-def placed(options: Options) -> Scale:
+def scale_of(options: Options) -> Scale:
     """The scale, with the folders of the options."""
     where = options.data_dir or (Path("data") if Path("data").is_dir() else None)
     if options.scale == "smoke":
@@ -165,7 +167,7 @@ def as_trained(chosen: Sequence[Experiment], scale: Scale, jobs: int) -> Iterato
     if jobs > 1:
         here = [experiment for experiment in chosen if has_data(experiment, scale)]
         missing = {experiment.name: set(work_of([experiment], scale)) for experiment in here}
-        for run in side_by_side(jobs, finish, work_of(here, scale)):
+        for run in in_parallel(jobs, finish, work_of(here, scale)):
             for name, runs in missing.items():
                 runs.discard(run)
                 if not runs and name in left:
@@ -185,8 +187,8 @@ def write(experiment: Experiment, result: dict[str, Any], options: Options) -> N
         write_page(options.results, options.docs / "results.md")
 
 
-def judge_anew(chosen: Sequence[Experiment], scale: Scale, options: Options) -> None:
-    """Judge the stored numbers by the present rules."""
+def judge_again(chosen: Sequence[Experiment], scale: Scale, options: Options) -> None:
+    """Judge the stored numbers by the current rules."""
     from experiments.results import write_page
 
     for experiment in chosen:
@@ -243,7 +245,7 @@ def finish(run: Run, measures: tuple[str, ...], scale: Scale) -> None:
 
 
 def in_rounds(planned: Mapping[str, Sequence[Run]]) -> list[Run]:
-    """The first seed of every row, then the second ones: if stopped early, the rows can still be compared."""
+    """The first seed of every row, then the second ones, so that rows can be compared after an interruption."""
     return [run for seeds in zip_longest(*planned.values()) for run in seeds if run]
 
 

@@ -18,27 +18,27 @@ from lipflow.train.recipe import flat_names, recipe_for
 from lipflow.train.run import ModelArg, Run
 
 DEEP = "cpl"  # the networks of 100 to 1000 layers, with 30 channels by default
-CURVE: tuple[str, ...] = ("0.2", "0.4", "0.6", "0.8", "1")  # radii of attacks: the paper mentions 0.6 and 0.8
-GRID: tuple[str, ...] = (*EPSILONS, *(f"{k / 20:g}" for k in range(1, 41)))  # radii of certified accuracy
+ATTACK_RADII: tuple[str, ...] = ("0.2", "0.4", "0.6", "0.8", "1")  # radii of attacks: the paper mentions 0.6 and 0.8
+CERTIFIED_RADII: tuple[str, ...] = (*EPSILONS, *(f"{k / 20:g}" for k in range(1, 41)))  # radii of certified accuracy
 _RECIPE = flat_names()
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How the runs differ from the published ones, and how many test images are used."""
+    """How the runs of a scale differ from the published ones, and how many test images are used."""
 
     name: str
     seeds: int
-    model_args: Mapping[str, Mapping[str, ModelArg]] = field(default_factory=dict)  # of each model
-    recipe: Mapping[str, Any] = field(default_factory=dict)  # over the published one
+    model_args: Mapping[str, Mapping[str, ModelArg]] = field(default_factory=dict)  # model → arguments
+    recipe: Mapping[str, Any] = field(default_factory=dict)  # changes of the published one
     sources: Mapping[str, str] = field(default_factory=dict)  # dataset → the dataset that replaces it
     validation_images: int | None = None
-    models: tuple[str, ...] = ()  # of the two main tables
+    models: tuple[str, ...] = ()  # in the two main tables
     depths: Mapping[int, int] = field(default_factory=dict)  # convolutional layers → epochs
     deep_recipe: Mapping[str, Any] = field(default_factory=dict)
     images: int | None = None  # test images certified; None is all
     attacked: int = 1000
-    attacked_at: tuple[str, ...] = (*EPSILONS, *CURVE)
+    attacked_at: tuple[str, ...] = (*EPSILONS, *ATTACK_RADII)
     probed: int = 100  # images on which gradients are measured
     folder: Path = Path("runs/experiments")
     data_dir: Path | None = None

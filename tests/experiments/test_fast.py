@@ -9,7 +9,7 @@ import pytest
 
 from experiments import fast
 from experiments.fast_page import finished
-from experiments.scale import GRID
+from experiments.scale import CERTIFIED_RADII
 from lipflow import cli
 from lipflow.commands.train import chosen
 from lipflow.report.published import EPSILONS
@@ -23,7 +23,11 @@ RECORDED = {"commit": "a" * 40, "lipflow": "0", "torch": "0", "threads": 2, "pro
 
 
 def one(clean: float, certified: float, **more) -> dict:
-    accuracies = {"clean": clean, "certified": dict.fromkeys(GRID, certified), "on_the_way": [[30.0, clean, certified]]}
+    accuracies = {
+        "clean": clean,
+        "certified": dict.fromkeys(CERTIFIED_RADII, certified),
+        "on_the_way": [[30.0, clean, certified]],
+    }
     return {"seconds": 1500.0, "epochs": 3.14, "steps": 1000, "recorded": RECORDED, **accuracies, **more}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from experiments.draw import save
-from experiments.runner import MODULES, Options, as_trained, ensure, experiments, main, placed, state, work_of
+from experiments.runner import MODULES, Options, as_trained, ensure, experiments, main, scale_of, state, work_of
 from experiments.scale import EVALUATION, SCALES, SMALL, cost, total
 from lipflow.report.published import CIFAR10
 from lipflow.train.record import Record
@@ -28,7 +28,7 @@ def runs_of(experiment, scale):
 
 @pytest.fixture
 def smoke(tmp_path):
-    return placed(Options("smoke", runs=tmp_path / "runs"))
+    return scale_of(Options("smoke", runs=tmp_path / "runs"))
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ def test_parallel_jobs_write_an_experiment_once_its_last_run_has_ended(smoke, mo
     chosen = experiments(["cifar10", "relaxed", "margin-cifar10"])
     relaxed, margin = (set(work_of([experiment], smoke)) for experiment in chosen[1:])
     ended = []
-    monkeypatch.setattr("experiments.runner.side_by_side", lambda jobs, function, work: ended_of(work, ended))
+    monkeypatch.setattr("experiments.runner.in_parallel", lambda jobs, function, work: ended_of(work, ended))
     found = {}
     for experiment in as_trained(chosen, smoke, jobs=2):
         found[experiment.name] = set(ended)

@@ -3,8 +3,8 @@
 import sys
 import time
 
-from experiments.parallel import side_by_side
-from experiments.runner import answered
+from experiments.parallel import in_parallel
+from experiments.runner import exit_code_of
 
 
 def wait(name: str) -> None:
@@ -14,8 +14,8 @@ def wait(name: str) -> None:
 
 
 def work() -> int:
-    return len(list(side_by_side(2, wait, {name: (name,) for name in ("a", "b", "c", "d")})))
+    return len(list(in_parallel(2, wait, {name: (name,) for name in ("a", "b", "c", "d")})))
 
 
 if __name__ == "__main__":
-    sys.exit(answered("experiments", work))
+    sys.exit(exit_code_of("experiments", work))
