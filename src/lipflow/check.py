@@ -499,7 +499,7 @@ class Primitive:
         return distances[0]
 
     def error(self, entries, *reaches):
-        """A bound on the rounding error, for inputs of norms at most `reaches`; no tensor has more `entries`."""
+        """A bound on the rounding error, for inputs of norms at most `reaches` and tensors of at most `entries`."""
         return Fraction(0)
 
     def column(self, t, x):
