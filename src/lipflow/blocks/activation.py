@@ -61,7 +61,7 @@ class Householder(nn.Module):
         return torch.cat([first + 2 * sine * across, second - 2 * cosine * across], 1)
 
     def lower(self, x: Node) -> Node:
-        """One primitive. The bound from the functions in `forward` would be above 1."""
+        """The layer as one primitive: the bound from the functions in `forward` would be above 1."""
         half = self.theta / 2
         return primitives.Householder(half.sin(), half.cos())(x)
 

@@ -46,13 +46,13 @@ MAX_ENTRIES = 2**24  # of the rows on a vertex, classes × entries: larger ones 
 
 
 class Constants(NamedTuple):
-    """The constants of one vertex, rounded up."""
+    """Upper bounds for one vertex."""
 
-    lipschitz: float  # from the input of the network to the vertex
-    error: float  # of the computed value, compared with the exact map
-    reach: float  # of the norm of the computed value
-    stretch: float  # the constant of its primitive, if all inputs that are not constant have the constant 1
-    added: float  # the error that its primitive adds
+    lipschitz: float  # on the Lipschitz constant, from the input of the network to the vertex
+    error: float  # on ‖computed value - exact value‖
+    reach: float  # on the norm of the computed value
+    stretch: float  # on the change of its value if each input changes by 1, except constant ones
+    added: float  # on the error that its primitive adds
 
 
 @dataclass(frozen=True)
