@@ -46,9 +46,7 @@ class _Pool(nn.Module):
 
     def _require(self, x: Tensor) -> None:
         if x.ndim != 4 or min(x.shape[2:]) < self.size:
-            raise ValueError(
-                f"pooling {self.size}×{self.size} takes images of at least that size, not {tuple(x.shape)}"
-            )
+            raise ValueError(f"pooling {self.size}×{self.size} takes images at least as large, not {tuple(x.shape)}")
 
     def extra_repr(self) -> str:
         return str(self.size)

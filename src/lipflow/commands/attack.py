@@ -113,7 +113,7 @@ def certified(folder: Path) -> "tuple[Path, CertificateFile]":
         raise ValueError(f"{rows} holds no images to attack; run `lipflow certify {folder}` again")
     classes = found.logits.shape[1]
     if not ((found.truth >= 0) & (found.truth < classes)).all():
-        raise ValueError(f"{rows} has true labels outside of 0 to {classes - 1}: an attack needs the true labels")
+        raise ValueError(f"{rows} has true labels outside of 0 to {classes - 1}: an attack needs true labels")
     return weights, found
 
 

@@ -210,4 +210,4 @@ def _require_symmetric_window(weight: ConvWeight) -> None:
         if axis.kernel % 2 == 0:
             raise ValueError(f"a skew-symmetric convolution needs an odd kernel, not {height}×{width}")
         if axis.stride != 1 or axis.before != axis.after or 2 * axis.before != axis.extent - 1:
-            raise ValueError("a skew-symmetric convolution keeps the image size: give it stride=1 and padding='same'")
+            raise ValueError("a skew-symmetric convolution keeps the image size: use stride 1 and padding 'same'")
