@@ -144,11 +144,11 @@ def test_lipconvnet_has_the_published_layout(name, depth):
         ("cpl-fast", dict(lln=False), ValueError, "the model cpl"),
         ("cayley-kw3", dict(family="soc"), ValueError, "one of cayley, bcop, not 'soc'"),
         ("cayley-kw3", dict(in_shape=(3, 30, 32)), ValueError, "30×32"),
-        ("cayley-kw3", dict(channels=3), ValueError, "even, not 3"),
+        ("cayley-kw3", dict(channels=3), ValueError, "even, not channels=3"),
         ("cayley-kw3", dict(hidden=0), ValueError, "hidden"),
         ("soc-10", dict(in_shape=(3, 28, 28)), ValueError, "28×28"),
         ("soc-10", dict(activation="gelu"), ValueError, "one of maxmin, householder, not 'gelu'"),
-        ("soc-10", dict(channels=3), ValueError, "even, not 3"),
+        ("soc-10", dict(channels=3), ValueError, "even, not channels=3"),
         ("soc-10", dict(stages=1.5), ValueError, "stages"),
     ],
 )
