@@ -39,7 +39,7 @@ def lipconvnet(
         raise ValueError(f"activation is one of {', '.join(ACTIVATIONS)}, not {activation!r}")
     require_positive(block=block, stages=stages, channels=channels)
     if channels % 2:
-        raise ValueError(f"channels are paired, so they are even, not {channels}")
+        raise ValueError(f"channels are paired, so they are even, not channels={channels}")
     if in_shape[1] % 2**stages or in_shape[2] % 2**stages:
         raise ValueError(f"{stages} strides of 2 need sides that {2**stages} divides, not {in_shape[1]}×{in_shape[2]}")
     into, body = in_shape[0], []
