@@ -21,9 +21,12 @@ import lipflow
 from lipflow import blocks, check
 from lipflow.certificate import file as certificate_file
 from lipflow.graph.file import describe
+from lipflow.operators import ConvOperator, DenseOperator
 from lipflow.operators.fourier import phases
+from lipflow.primitives.series import is_skew
 from tests import contract
 from tests.contract import FREEZABLE
+from tests.operators.geometry import matrix_of
 from tests.soundness import exact, graphs
 from tests.soundness.forging import (
     bytes_of,
@@ -168,6 +171,30 @@ def test_phases_of_far_taps_are_exact_in_both_programs(dilation):
         expected = [math.cos(angle), math.sin(angle)]
         assert symbol[0, :, 0] == pytest.approx(expected, rel=0, abs=1e-14)
         assert [float(cosine[1, f, 0]), float(sine[1, f, 0])] == pytest.approx(expected, rel=0, abs=1e-14)
+
+
+_K = torch.randn(2, 2, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+_SKEW = _K - _K.transpose(0, 1).flip(2, 3)
+SKEW: dict[str, tuple[DenseOperator | ConvOperator, bool]] = {
+    "matrix": (DenseOperator(_SKEW[:, :, 1, 1]), True),
+    "another matrix": (DenseOperator(_K[:, :, 1, 1]), False),
+    "wide matrix": (DenseOperator(torch.zeros(1, 2)), False),
+    "convolution": (ConvOperator(_SKEW, (3, 4)), True),
+    "circular": (ConvOperator(_SKEW, (3, 4), padding_mode="circular"), True),
+    "groups": (ConvOperator(torch.cat([_SKEW, 2 * _SKEW]), (3, 4), groups=2), True),
+    "groups, only turned": (ConvOperator(torch.cat([_K - _K.flip(2, 3)] * 2), (3, 4), groups=2), False),
+    "stride": (ConvOperator(_SKEW, (3, 4), stride=2), False),
+    "uneven padding": (ConvOperator(_SKEW, (3, 4), ((1, 1), (2, 0))), False),
+    "no padding": (ConvOperator(_SKEW, (3, 4), 0), False),
+}
+
+
+@pytest.mark.parametrize("name", SKEW)
+def test_both_programs_take_only_skew_maps_for_skew(name):
+    op, skew = SKEW[name]
+    held = check.Linear(op.weight.numpy(), op.geometry if isinstance(op, ConvOperator) else None)
+    assert held.skew() == is_skew(op) == skew
+    assert not skew or torch.equal(matrix_of(op), -matrix_of(op).T)
 
 
 def test_the_slack_of_a_long_band_grows_with_the_root_of_its_length():

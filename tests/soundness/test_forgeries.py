@@ -25,6 +25,7 @@ from lipflow.node import Vertex
 from lipflow.operators import ConvOperator, DenseOperator
 from lipflow.operators.certified import certify
 from lipflow.primitives import (
+    NONLINEARITIES,
     Affine,
     AvgPool,
     Constant,
@@ -34,10 +35,12 @@ from lipflow.primitives import (
     Input,
     MaxPool,
     Pointwise,
+    Proximal,
     Scale,
     Sum,
+    TruncatedExponential,
 )
-from tests.soundness.forging import certificate, changed, forge, rejected
+from tests.soundness.forging import certificate, change_rows, changed, forge, rejected
 from tests.soundness.graphs import Step, chain, points, wired
 
 COPIES = 16
@@ -379,6 +382,27 @@ def test_certificates_of_another_network_are_rejected(name, honest, forged):
     assert rejected(forged)
 
 
+# A change, the word of the checker, and the word of `load`: otherwise the constant 1 would be false.
+CONDITIONS: dict[str, tuple[Callable, str, str]] = {
+    "τ of a proximal layer": (_of_description("primitives", 1, "tau", 1.0), "too large", "does not contract"),
+    "skew map of a series": (_of_tensor(2, "weight", np.abs), "a skew map", "series"),
+}
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_both_programs_check_the_conditions_of_a_constant(name, tmp_path):
+    matrix = certify(DenseOperator(torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)))
+    proximal = Proximal(matrix, None, NONLINEARITIES["relu"], 1.0, 0.5, 5, False)
+    frozen = chain((2,), proximal, TruncatedExponential(matrix, 1.0, 5))
+    certificate(tmp_path, frozen, points(frozen, 2))
+    assert not rejected(tmp_path)
+    change, ours, theirs = CONDITIONS[name]
+    forge(tmp_path, frozen, change)
+    assert ours in rejected(tmp_path)
+    with pytest.raises(ValueError, match=theirs):
+        lipflow.Frozen.load(tmp_path / certificate_file.WEIGHTS)
+
+
 # Scores that are as false as the checker allows
 
 
@@ -402,6 +426,14 @@ def test_radii_of_forged_scores_within_the_tolerance_are_sound(tmp_path):
     rest = margin - Fraction(forged.radius.item()) * Fraction(frozen.pair_bounds[best, next_].item())
     assert rest > 0
     assert rest**2 >= 8 * Fraction(frozen.rounding) ** 2
+
+
+def test_radii_above_the_rule_by_E_are_rejected(tmp_path):
+    frozen = chain((3,), _matrix(torch.eye(3, dtype=torch.float64)))
+    certificate(tmp_path, frozen, torch.tensor([[0.2, 0.9, 0.0]], dtype=torch.float64))
+    assert not rejected(tmp_path)
+    change_rows(tmp_path, radius=lambda radius: radius + frozen.rounding)
+    assert "more than can be derived" in rejected(tmp_path)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-100, 1e-154, 1e-165, 1e-200, 1e-300, 1e150, 1e250])
