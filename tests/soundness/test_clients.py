@@ -90,3 +90,10 @@ def test_same_dtype_returns_the_dtype_of_its_images(trained):
     assert wrapped(x.float()).dtype == torch.float32
     assert torch.equal(wrapped(x), trained.frozen(x))
     assert torch.equal(wrapped(x.float()), trained.frozen(x.float()).float())
+
+
+def test_client_skips_a_missing_library_unless_all_are_required(monkeypatch):
+    for required, error in (("0", pytest.skip.Exception), ("1", ModuleNotFoundError)):
+        monkeypatch.setenv("LIPFLOW_CLIENTS", required)
+        with pytest.raises(error, match="no_such_library"):
+            client("no_such_library")
