@@ -45,6 +45,12 @@ def test_the_latest_two_are_kept(tmp_path):
     subprocess.run(["sha256sum", "--quiet", "-c", "step-00000012.sha256"], cwd=tmp_path / "c", check=True)
 
 
+def _of_another_step(path):
+    """Its digest is that of its content, but not its name."""
+    for end in (".safetensors", ".sha256"):
+        path.with_suffix(end).write_bytes(path.with_name("step-00000001").with_suffix(end).read_bytes())
+
+
 def _flip_a_bit(path):
     content = bytearray(path.read_bytes())
     content[-2] ^= 1
@@ -56,6 +62,7 @@ def _flip_a_bit(path):
     [
         lambda path: path.write_bytes(path.read_bytes()[:-3]),
         _flip_a_bit,
+        _of_another_step,
         lambda path: path.unlink(),
         lambda path: path.write_bytes(b""),
         lambda path: path.with_suffix(".sha256").write_text(""),

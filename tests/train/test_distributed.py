@@ -3,12 +3,16 @@
 import json
 import signal
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
 
+from lipflow.data import load
+from lipflow.train import loop as loop_module
 from lipflow.train import train
-from lipflow.train.distributed import choose_device
+from lipflow.train.distributed import Ranks, choose_device
 from tests.processes import torchrun
 from tests.train.tiny import SGD, digest, log, tiny
 
@@ -54,6 +58,19 @@ def test_processes_with_different_flags_are_refused_on_every_rank(tmp_path):
     error = "the processes do not have the same flags; start all with the same command and data"
     assert results(tmp_path) == [error, error]
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_processes_with_different_images_are_refused(split, tmp_path, monkeypatch):
+    gathered, data = [], load("digits")
+    monkeypatch.setattr(Ranks, "gather", lambda self, parts: gathered.extend(parts) or gathered)
+    other = replace(data, **{split: getattr(data, split).take(torch.arange(9))})
+    for own, outcome in (
+        (data, nullcontext()),
+        (other, pytest.raises(ValueError, match="do not have the same images")),
+    ):
+        with outcome:
+            loop_module._require_same_on_all(tiny(tmp_path), False, own, Ranks(0, 2, torch.device("cpu")))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are listed in /proc")
