@@ -48,6 +48,15 @@ def test_load_reads_a_folder_or_an_archive(layout, tmp_path):
         load(layout.name, tmp_path / "parent")  # of the official counts
 
 
+def test_load_holds_out_training_images_for_validation(layout, tmp_path):
+    write_folder(layout, tmp_path / layout.folder)
+    whole, parts = ask(layout, tmp_path), ask(layout, tmp_path, validation=50)
+    assert (len(parts.train), len(parts.validation)) == (len(whole.train) - 50, 50)
+    both = torch.cat([parts.train.images, parts.validation.images]).flatten(1)
+    assert torch.equal(both.unique(dim=0), whole.train.images.flatten(1).unique(dim=0))
+    assert torch.equal(parts.test.images, whole.test.images)
+
+
 def test_load_rejects_damaged_folders(layout, tmp_path):
     folder = write_folder(layout, tmp_path / layout.folder)
     name, count = next(iter(layout.test.items()))
