@@ -209,6 +209,8 @@ NO_DESCENTS = {
     "of another input": lambda x: x.flatten(1) - 0.3 * F.linear(torch.relu(F.linear(x.flip(1).flatten(1), W, B)), W.T),
     "twice x": lambda x: 2 * x.flatten(1) - 0.3 * F.linear(torch.relu(F.linear(x.flatten(1), W, B)), W.T),
     "other padding": images(lambda r: 0.3 * adjoint(F.pad(r[:, :, 1:], (0, 0, 0, 1)))),
+    "other dilation": images(lambda r: 0.3 * F.conv_transpose2d(r, K, padding=2, dilation=2)),
+    "turned, other padding": images(lambda r: 0.3 * F.conv2d(F.pad(r, (2, 0, 1, 1)), K.transpose(0, 1).flip(2, 3))),
 }
 
 
