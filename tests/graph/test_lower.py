@@ -16,7 +16,7 @@ from lipflow.node import Node
 from lipflow.primitives import Affine, Pointwise, Sum
 from lipflow.primitives.declared import declared
 from lipflow.testing import jacobian_within_bound
-from tests.graph.test_rules import Calls
+from tests.graph.test_rules import Calls, constant
 
 TWO = 2 * torch.eye(4, dtype=torch.float64)
 
@@ -258,6 +258,10 @@ def test_equal_contents_are_one_object_and_equal_computations_one_vertex():
     for kind, count in ((Affine, 3), (Pointwise, 2)):
         found = [id(v.primitive) for v in graph.vertices if isinstance(v.primitive, kind)]
         assert (len(found), len(set(found))) == (count, 1)
+    large = constant(20, 20)
+    other = large + F.one_hot(torch.tensor([1] * 20), 20).T  # row 1 is not in the sample of the keys
+    graph = lower(Calls(lambda x: torch.relu(x @ large) @ other), (20,))
+    assert len({id(v.primitive) for v in graph.vertices}) == 4
     graph = lower(Calls(lambda x: torch.relu(x @ TWO) + torch.relu(x @ TWO)), (4,))
     assert [v.primitive.kind for v in graph.vertices] == ["input", "affine", "pointwise", "sum"]
     assert graph.output.primitive.coefficients == [2.0]

@@ -87,6 +87,7 @@ OF_VECTORS = {
     "not finite, written to": (lambda x: written(x.new_full((2, 8), math.nan), x), NOT_FINITE),
     "argument, rounding_mode": (lambda x: torch.div(x, 2, rounding_mode="floor"), "rounding_mode"),
     "argument, out": (lambda x: torch.add(x, x, out=torch.empty(2, 4, dtype=x.dtype)), "'out'"),
+    "argument, in place": (lambda x: x[:, :1].clone().add_(x), "another shape than its target"),
     "argument, dropout": (lambda x: F.dropout(x), "random in training"),
     "argument, batch": (lambda x: F.batch_norm(x, x.new_zeros(4), x.new_ones(4), training=True), "its batch"),
     "argument, float16": (lambda x: x.to(torch.float16) + 1, "float16"),
