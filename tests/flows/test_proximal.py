@@ -225,16 +225,26 @@ def test_layers_solve_the_equations_of_their_steps(sigma: str):
 
 @pytest.mark.parametrize("sigma", ["relu", "tanh", "softplus"])
 @pytest.mark.parametrize("kind", [ImplicitEuler, Midpoint])
-def test_the_tolerance_of_the_bound_covers_the_error_of_few_iterations(kind: type, sigma: str):
+@pytest.mark.parametrize("end", [2.0, 1e-9])  # where the biases are all of the gradient
+def test_the_tolerance_of_the_bound_covers_the_error_of_few_iterations(kind: type, end: float, sigma: str):
     short = layer(kind(1.0, iterations=3), sigma)
+    with torch.no_grad():
+        short.field.bias.fill_(1.0)
     exact = Flow(short.field, kind(1.0, iterations=400)).eval()
-    bound = lipschitz_bound(short, in_shape=(4,), domain=(-2.0, 2.0))
+    bound = lipschitz_bound(short, in_shape=(4,), domain=(-end, end))
     assert bound.lipschitz == 1.0
-    x = torch.rand(500, 4, dtype=torch.float64) * 4 - 2
-    x[:100] = x[:100].sign() * 2  # corners
+    x = end * (torch.rand(500, 4, dtype=torch.float64) * 2 - 1)
+    x[:100] = x[:100].sign() * end  # corners
     error = (short(x) - exact(x)).norm(dim=1).max().item()
     assert 0 < error <= bound.tolerance < math.inf
     assert lipschitz_bound(short, in_shape=(4,), domain=(-20.0, 20.0)).tolerance >= bound.tolerance
+
+
+def test_a_reflection_has_twice_the_tolerance_of_its_implicit_step():
+    implicit = layer(ImplicitEuler(1.0, iterations=3))
+    midpoint = Flow(implicit.field, Midpoint(2.0, iterations=3)).eval()
+    one, two = (lipschitz_bound(flow, in_shape=(4,)).tolerance for flow in (implicit, midpoint))
+    assert two == 2 * one
 
 
 def test_the_tolerance_is_infinite_if_the_estimate_is_far_too_low(monkeypatch):
