@@ -1,7 +1,9 @@
 """Frozen networks: values, constants, files, and errors."""
 
 import copy
+import ctypes.util
 import json
+import platform
 from collections.abc import Callable
 
 import pytest
@@ -271,6 +273,18 @@ def test_images_of_another_shape_are_refused_with_a_hint(shape, hint):
     for program in (live, frozen, lambda x: lipflow.certify(frozen, x)):
         with pytest.raises(ValueError, match=r"takes images \(batch, 3, 4, 6\), .*" + hint):
             program(x)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the modes have other numbers on other processors")
+@pytest.mark.parametrize("mode", [0x400, 0x800, 0xC00], ids=["down", "up", "to zero"])
+def test_other_rounding_modes_are_refused(mode):
+    graph, modes = lipflow.freeze(LINEAR, (4,)).graph, ctypes.CDLL(ctypes.util.find_library("m"))
+    modes.fesetround(mode)
+    try:
+        with pytest.raises(RuntimeError, match="does not round to nearest"):
+            lipflow.Frozen.of(graph)
+    finally:
+        modes.fesetround(0)
 
 
 def test_digest_covers_every_number():

@@ -41,6 +41,7 @@ from lipflow.rounding import sqrt_up
 from tests import contract
 from tests.contract import FREEZABLE
 from tests.soundness import exact, graphs
+from tests.soundness.forging import certificate, changed, claims_of, rejected, sign
 from tests.soundness.graphs import MODULES, Draw, Shape, points, random_graph, rebuilt, wired
 
 CLOSE = 1e-9  # relative error of float64 Jacobians
@@ -146,6 +147,10 @@ def test_a_bias_counts_at_every_position():
 
 def _dense(rows: int, columns: int, g: Draw, scale: float = 1.0) -> CertifiedOperator:
     return certify(DenseOperator(scale * g.normal(rows, columns)))
+
+
+def _affine_of(rows: list[list[float]]) -> Affine:
+    return Affine(certify(DenseOperator(torch.tensor(rows, dtype=torch.float64))), None)
 
 
 def _conv(shape: Shape, g: Draw, in_size: tuple[int, int], **geometry) -> CertifiedOperator:
@@ -422,6 +427,26 @@ def test_pair_bounds_include_the_rounding_of_rows():
         rows = [exact.rational(m.op.weight) for m in matrices]
         true = exact.square(rows[2] @ rows[0] - rows[3] @ rows[1])
         assert Fraction(frozen.pair_bounds[0, 1].item()) ** 2 >= exact.fraction(true) > 0
+
+
+CANCELLING = {  # x + 2⁻⁶⁰x - x, whose row is computed as 0
+    "sum": ((Sum([1.0, 2.0**-60, -1.0]), (0, 0, 0)), (Gather(torch.tensor([0, -1]), [1]), (1,))),
+    "gather": (
+        (Gather(torch.tensor([0, 0, 0]), [1]), (0,)),
+        (_affine_of([[1.0, 2.0**-60, -1.0], [0.0, 0.0, 0.0]]), (1,)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CANCELLING)
+def test_pair_bounds_include_the_rounding_of_sums_of_rows(name, tmp_path):
+    """In both programs."""
+    frozen = wired((1,), *CANCELLING[name])
+    assert frozen.pair_bounds[0, 1] >= 2.0**-60
+    certificate(tmp_path, frozen, points(frozen, 2))
+    assert not rejected(tmp_path)
+    sign(tmp_path, changed(claims_of(tmp_path), ("pair_bounds", 0, 1), lambda bound: 2.0**-61))
+    assert "pair bound" in rejected(tmp_path)
 
 
 @pytest.mark.parametrize("flush", [False, True])
