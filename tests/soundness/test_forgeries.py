@@ -384,7 +384,7 @@ def test_certificates_of_another_network_are_rejected(name, honest, forged):
 
 # A change, the word of the checker, and the word of `load`: otherwise the constant 1 would be false.
 CONDITIONS: dict[str, tuple[Callable, str, str]] = {
-    "τ of a proximal layer": (_of_description("primitives", 1, "tau", 1.0), "too large", "does not contract"),
+    "steps of a proximal layer": (_of_description("primitives", 1, "tau", 1.0), "too large", "does not contract"),
     "skew map of a series": (_of_tensor(2, "weight", np.abs), "a skew map", "series"),
 }
 
