@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import lipflow
 from lipflow.attack import PGD, nearest, pgd, project, pull_inside, square_distances, unit
-from tests.soundness.clients import exact_square
+from tests.soundness.attack_libraries import exact_square
 
 
 def _exact(x: Tensor, z: Tensor) -> list[Fraction]:

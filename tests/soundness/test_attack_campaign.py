@@ -15,7 +15,7 @@ import lipflow
 from lipflow.attack import PGD, SameDtype, pgd, square_distances
 from lipflow.data import to_unit
 from tests import campaigns
-from tests.soundness.clients import broken_inside, client
+from tests.soundness.attack_libraries import broken_inside, library
 
 ALMOST = 1 - 1e-9
 EPSILONS = [Fraction(36, 255), Fraction(108, 255), Fraction(2)]
@@ -98,7 +98,7 @@ BIN, COUNT, FAR = 25, 500, 4
 @pytest.mark.campaign
 def test_no_certified_image_falls_to_autoattack(trained):
     """AutoAttack's standard set (APGD-CE, targeted APGD-DLR, targeted FAB, Square), in bins of nearly equal radius."""
-    pyautoattack, start = client("pyautoattack"), time.perf_counter()
+    pyautoattack, start = library("pyautoattack"), time.perf_counter()
     images = to_unit(torch.cat([trained.data.test.images, trained.data.validation.images]))
     certificates = lipflow.certify(trained.frozen, images)
     chosen = (certificates.radius > 1e-4).nonzero().flatten()[:COUNT]

@@ -22,7 +22,7 @@ from lipflow.operators.certified import certify
 from lipflow.primitives import Affine
 from lipflow.rounding import sqrt_up
 from tests import campaigns
-from tests.soundness.clients import exact_square
+from tests.soundness.attack_libraries import exact_square
 from tests.soundness.graphs import Draw, chain, primitives
 
 Subject = Callable[[Tensor], tuple[Tensor, Tensor]]  # images to labels and radii

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import lipflow
 from lipflow.attack import SameDtype
-from tests.soundness.clients import broken_inside, client, exact_square
+from tests.soundness.attack_libraries import broken_inside, exact_square, library
 
 COUNT, LARGE = 12, 2.0
 
@@ -21,7 +21,7 @@ Attack = Callable[[nn.Module, Tensor, Tensor, float], Tensor]  # network, images
 
 def _foolbox(name: str) -> Attack:
     def attack(network: nn.Module, x: Tensor, labels: Tensor, eps: float) -> Tensor:
-        foolbox = client("foolbox")
+        foolbox = library("foolbox")
         run = getattr(foolbox.attacks, name)(steps=20)
         return run(foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu"), x, labels, epsilons=eps)[1]
 
@@ -29,17 +29,17 @@ def _foolbox(name: str) -> Attack:
 
 
 def torchattacks_pgd(network: nn.Module, x: Tensor, labels: Tensor, eps: float) -> Tensor:
-    return client("torchattacks").PGDL2(network, eps=eps, alpha=eps / 5, steps=10)(x, labels)
+    return library("torchattacks").PGDL2(network, eps=eps, alpha=eps / 5, steps=10)(x, labels)
 
 
 def torchattacks_apgd(network: nn.Module, x: Tensor, labels: Tensor, eps: float) -> Tensor:
-    return client("torchattacks").APGD(network, norm="L2", eps=eps, steps=20, seed=0)(x, labels)
+    return library("torchattacks").APGD(network, norm="L2", eps=eps, steps=20, seed=0)(x, labels)
 
 
 def autoattack(network: nn.Module, x: Tensor, labels: Tensor, eps: float) -> Tensor:
     """All of its attacks, shortened; the campaign runs the standard set, which takes minutes."""
     attacks = ["apgd-ce", "apgd-t", "fab-t", "square"]
-    attack = client("pyautoattack").AutoAttack(
+    attack = library("pyautoattack").AutoAttack(
         network, norm="L2", eps=eps, seed=0, device="cpu", version="custom", attacks=attacks
     )
     attack.apgd.n_restarts = attack.apgd_targeted.n_restarts = attack.fab.n_restarts = 1
@@ -60,7 +60,7 @@ ATTACKS: dict[str, Attack] = {
 
 @pytest.mark.parametrize("network", ["live", "frozen"])
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_client_breaks_uncertified_images_only(attack, network, trained):
+def test_an_attack_breaks_uncertified_images_only(attack, network, trained):
     model = trained.live if network == "live" else SameDtype(trained.frozen.module())
     dtype = torch.float32 if network == "live" or attack == "autoattack" else torch.float64  # AutoAttack needs float32
     x = trained.x[:COUNT].to(dtype)
@@ -92,8 +92,8 @@ def test_same_dtype_returns_the_dtype_of_its_images(trained):
     assert torch.equal(wrapped(x.float()), trained.frozen(x.float()).float())
 
 
-def test_client_skips_a_missing_library_unless_all_are_required(monkeypatch):
+def test_library_skips_a_missing_library_unless_all_are_required(monkeypatch):
     for required, error in (("0", pytest.skip.Exception), ("1", ModuleNotFoundError)):
         monkeypatch.setenv("LIPFLOW_CLIENTS", required)
         with pytest.raises(error, match="no_such_library"):
-            client("no_such_library")
+            library("no_such_library")

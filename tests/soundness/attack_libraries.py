@@ -12,7 +12,7 @@ from torch import Tensor
 import lipflow
 
 
-def client(name: str) -> Any:
+def library(name: str) -> Any:
     """Import a library, or skip the test; with LIPFLOW_CLIENTS=1, as in `make test`, raise instead."""
     try:
         return importlib.import_module(name)
