@@ -23,6 +23,7 @@ from lipflow.certificate import file as certificate_file
 from lipflow.graph.file import describe
 from lipflow.operators import ConvOperator, DenseOperator
 from lipflow.operators.fourier import phases
+from lipflow.primitives import Householder
 from lipflow.primitives.series import is_skew
 from tests import contract
 from tests.contract import FREEZABLE
@@ -84,6 +85,7 @@ CERTIFIED: dict[str, Callable[[], lipflow.Frozen]] = {
 LEDGERS: dict[str, Callable[[], lipflow.Frozen]] = {
     **{name: partial(_of_layer, name) for name in FREEZABLE},
     **{f"random graph, {seed}": partial(graphs.random_graph, seed) for seed in range(16)},
+    "a long direction": lambda: graphs.chain((2,), Householder(torch.ones(1).double(), torch.ones(1).double())),
 }
 
 
