@@ -26,6 +26,7 @@ from lipflow.fast.torch_state import is_batch_of_gradients, transformed
 from lipflow.operators import ConvOperator, DenseOperator, LinearOperator
 from lipflow.operators.columns import Columns
 from lipflow.operators.norm import norm, without_autocast
+from lipflow.operators.operator import add_bias
 
 Sigma = Callable[[Tensor], Tensor]
 MIN_CHANNELS = 16  # convolutions to fewer channels run by columns: oneDNN computes 16 at a time
@@ -60,7 +61,7 @@ class Layer(NamedTuple):
 
     def plain(self, x: Tensor) -> Tensor:
         """The layer, computed by its formula with separate functions, for autograd, compilers and transforms."""
-        return x - self.size()[0] * self.op.adjoint(self.sigma(shift(self.op(x), self.bias)))
+        return x - self.size()[0] * self.op.adjoint(self.sigma(add_bias(self.op(x), self.bias)))
 
     def size(self) -> tuple[Tensor | float, Tensor | None]:
         """h, and Wu if h depends on it."""
@@ -81,11 +82,6 @@ class Layer(NamedTuple):
 
     def by_columns(self, x: Tensor) -> bool:
         return isinstance(self.op, ConvOperator) and _by_columns(self.op, product_dtype(x))
-
-
-def shift(y: Tensor, bias: Tensor | None) -> Tensor:
-    """y + b, with b along the first axis of each member of the batch."""
-    return y if bias is None else y + bias.to(y.dtype).reshape(-1, *[1] * (y.ndim - 2))
 
 
 def descend(x: Tensor, *layers: Layer) -> Tensor:
@@ -305,7 +301,7 @@ class _Matrix:
     def narrow(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         x = x.to(self.dtype)
         if bias is None or self.dtype == self.full.dtype:
-            return shift(self.op(x), bias)
+            return add_bias(self.op(x), bias)
         return self.op(x, bias.to(self.dtype))  # rounded once, in one pass over memory
 
     def unfold(self, y: Tensor) -> Tensor:

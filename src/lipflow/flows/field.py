@@ -11,11 +11,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from lipflow.fast.descent import shift, two_over
+from lipflow.fast.descent import two_over
 from lipflow.flows.cache import Cache
 from lipflow.flows.scale import Scale
 from lipflow.flows.weight import ConvWeight, Weight, new_bias
 from lipflow.operators import ConvOperator, LinearOperator
+from lipflow.operators.operator import add_bias
 from lipflow.primitives import NONLINEARITIES, Nonlinearity, Norm
 from lipflow.primitives.nonlinearity import name_of
 from lipflow.rounding import mul_up
@@ -67,7 +68,7 @@ class ConvexPotential(Convex):
     def gradient(self, x: Tensor) -> Tensor:
         """Wᵀσ(Wx + b)."""
         W = self.weight(x)
-        return W.adjoint(self.sigma.function(shift(W(x), self.bias)))
+        return W.adjoint(self.sigma.function(add_bias(W(x), self.bias)))
 
     def smoothness_estimate(self, shape: Shape | None, iterations: int = 1) -> Tensor:
         """s‖Wu‖² for the unit vector u of the weight."""

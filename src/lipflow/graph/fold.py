@@ -200,10 +200,8 @@ def _back(vertex: Vertex, rows: Tensor, norm: Norm) -> list[CarriedRows] | None:
         terms = [(v, c, abs(Fraction(c))) for c, v in zip(p.coefficients, vertex.inputs, strict=True)]
         return [(v, c * rows, factor, 0 * U if is_power_of_two(c) else U * factor) for v, c, factor in terms]
     if isinstance(p, Scale):
-        factor = p.factor.double()
-        new = rows * (factor if factor.ndim == rows.ndim - 1 else factor.reshape(-1, *[1] * (rows.ndim - 2)))
-        greatest = Fraction(float(factor.abs().max()))
-        return [(vertex.inputs[0], new, greatest, U * greatest)]
+        greatest = Fraction(float(p.factor.abs().max()))
+        return [(vertex.inputs[0], p.run(rows), greatest, U * greatest)]
     if isinstance(p, Gather):
         flat, most = p.index.flatten(), max(p.multiplicities)
         spread = rows.new_zeros(sum(p.sizes), len(rows)).index_add(0, flat[flat >= 0], rows.flatten(1).T[flat >= 0]).T
@@ -218,7 +216,7 @@ def _back(vertex: Vertex, rows: Tensor, norm: Norm) -> list[CarriedRows] | None:
 
 
 def _matrix(op: LinearOperator) -> Tensor | None:
-    op = op.op if type(op) is CertifiedProduct else op
+    op = op.op if isinstance(op, CertifiedProduct) else op
     return op.weight if isinstance(op, DenseOperator) else None
 
 

@@ -57,6 +57,11 @@ class Adjoint(LinearOperator):
         return f"Adjoint({self.op})"
 
 
+def add_bias(y: Tensor, bias: Tensor | None) -> Tensor:
+    """y + b, with b along the first axis of each member of the batch."""
+    return y if bias is None else y + bias.to(y.dtype).reshape(-1, *[1] * (y.ndim - 2))
+
+
 def require_real(weight: Tensor, name: str) -> None:
     """Raise unless a weight is a tensor of real floating-point numbers."""
     if not isinstance(weight, Tensor) or not weight.is_floating_point():

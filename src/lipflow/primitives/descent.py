@@ -10,7 +10,8 @@ from torch import Tensor
 
 from lipflow.operators import LinearOperator
 from lipflow.operators.certified import CertifiedOperator
-from lipflow.primitives.linear import add_bias, affine_error, bias_norm
+from lipflow.operators.operator import add_bias
+from lipflow.primitives.linear import affine_error, bias_norm
 from lipflow.primitives.nonlinearity import EXACT_SIGMAS, NONLINEARITIES, Nonlinearity, name_of
 from lipflow.primitives.primitive import Certify, Norm, Primitive, float64, require, require_operator, require_shape
 from lipflow.rounding import TINY, U, down, gamma, in_range, mul_up, norm_up, sqrt_up, up

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lipflow.operators import LinearOperator
 from lipflow.operators.certified import CertifiedOperator
+from lipflow.operators.operator import add_bias
 from lipflow.primitives.primitive import Norm, Primitive, require, require_operator, require_shape
 from lipflow.rounding import TINY, U, gamma, in_range, is_power_of_two, norm_up, sqrt_up
 from lipflow.shapes import Shape
@@ -39,11 +40,6 @@ class Affine(Primitive):
     def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
         """The errors of the product, and of the addition of b."""
         return affine_error(self.op, self.bias, reaches[0])
-
-
-def add_bias(y: Tensor, bias: Tensor | None) -> Tensor:
-    """y + b along the second axis."""
-    return y if bias is None else y + bias.to(y.dtype).reshape(-1, *[1] * (y.ndim - 2))
 
 
 def bias_norm(op: LinearOperator, bias: Tensor | None) -> Fraction:
