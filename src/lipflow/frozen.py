@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast, final
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from lipflow.bound import shape_for
-from lipflow.files import save_tensors, write_atomic
+from lipflow.files import read_tensors, save_tensors
 from lipflow.graph import UNIT, Domain, Graph, certified, fold, lower
 from lipflow.graph.file import SCHEMA, describe, restored, tensors_of
 from lipflow.graph.graph import last_value, size
@@ -166,23 +165,16 @@ class Frozen:
         """Write the network to a safetensors file: tensors, and the graph as metadata."""
         description, tensors = describe(self.graph, self.domain)
         metadata = {"lipflow": json.dumps(description, sort_keys=True)}
-        write_atomic(Path(path), lambda temporary: save_tensors(tensors, temporary, metadata))
+        save_tensors(tensors, Path(path), metadata)
 
     @staticmethod
     @on_cpu
     def load(path: str | Path) -> "Frozen":
         """Read a network from a file, and bound every norm again."""
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"there is no file {path}")
-        try:
-            with safe_open(str(path), framework="pt") as file:
-                text = (file.metadata() or {}).get("lipflow")
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-        except SafetensorError as error:
-            raise ValueError(f"{path} is not a complete safetensors file: {error}") from None
-        if text is None:
+        tensors, metadata = read_tensors(Path(path))
+        if "lipflow" not in metadata:
             raise ValueError(f"{path} is not a frozen lipflow network: its metadata has no entry 'lipflow'")
-        description = json_object(Path(path), text.encode())
+        description = json_object(Path(path), metadata["lipflow"].encode())
         if "model" in description:
             raise ValueError(f"{path} is a network that is not frozen: use lipflow.freeze(lipflow.load(path))")
         if description.get("schema") != SCHEMA:

@@ -81,19 +81,18 @@ class PartCache:
 
 def _read(path: Path) -> "Columns | None":
     """Read the result of a part; None if it is missing or damaged."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from lipflow.files import read_tensors
 
     try:
-        return load_file(path)
-    except (OSError, SafetensorError):
+        return read_tensors(path)[0]
+    except (OSError, ValueError):
         return None
 
 
 def _store(path: Path, columns: "Columns") -> None:
     """Store the result of a part. A failure is ignored: the part would only be computed again."""
-    from lipflow.files import save_tensors, write_atomic
+    from lipflow.files import save_tensors
 
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, lambda temporary: save_tensors(columns, temporary))
+        save_tensors(columns, path)

@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lipflow.files import save_tensors, write_atomic
+from lipflow.files import read_tensors, save_tensors
 from lipflow.models.by_name import build
 from lipflow.models.network import Network
 
@@ -31,7 +30,7 @@ def save(network: Network, path: Path | str) -> None:
     }
     tensors = {name: plain(tensor) for name, tensor in network.state_dict().items()}
     metadata = {"lipflow": json.dumps(spec, sort_keys=True)}
-    write_atomic(Path(path), lambda temporary: save_tensors(tensors, temporary, metadata))
+    save_tensors(tensors, Path(path), metadata)
 
 
 def read(path: Path | str) -> Network:
@@ -56,14 +55,3 @@ def read(path: Path | str) -> Network:
 def plain(tensor: Tensor) -> Tensor:
     """A contiguous copy on the CPU, as safetensors needs it."""
     return tensor.detach().to("cpu").contiguous()
-
-
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file."""
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a complete safetensors file: {error}") from None

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from lipflow.files import save_tensors, sha256, write_atomic
-from lipflow.models.file import plain, read_tensors
+from lipflow.files import read_tensors, save_tensors, sha256, write_atomic
+from lipflow.models.file import plain
 
 KEPT_CHECKPOINTS = 2
 
@@ -46,7 +46,7 @@ class Checkpoints:
         digest.unlink(missing_ok=True)  # of an earlier file of this step, which is replaced now
         tensors = {name: plain(tensor) for name, tensor in checkpoint.tensors.items()}
         metadata = {"lipflow": json.dumps({"numbers": checkpoint.numbers})}
-        write_atomic(path, lambda temporary: save_tensors(tensors, temporary, metadata))
+        save_tensors(tensors, path, metadata)
         line = f"{sha256(path)}  {path.name}\n"
         write_atomic(digest, lambda temporary: temporary.write_text(line))
         for step in self.steps()[KEPT_CHECKPOINTS:]:
