@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.fast_page import FIGURE, PAGE, SHIPPED, Rows, draw, page
 from experiments.provenance import certificate_of_test_images, provenance, write_json
 from experiments.runner import ensure, exit_code_of, state
-from lipflow.files import write_atomic
+from lipflow.files import write_text
 from lipflow.machine import keep_freed_memory
 from lipflow.report.figure import require_matplotlib
 from lipflow.report.published import EPSILONS
@@ -266,7 +266,7 @@ def publish(data: Path | None, certify_shipped: bool = False) -> None:
     shipped = summary(certified(folder_of(Path(SHIPPED)), data)) if certify_shipped else stored.get("shipped")
     write_json(RESULT, {"rows": rows, "shipped": shipped, "provenance": provenance("python -m experiments.fast")})
     draw(rows, FIGURE)
-    write_atomic(PAGE, lambda temporary: temporary.write_text(text_of(rows, shipped)))
+    write_text(PAGE, text_of(rows, shipped))
 
 
 if __name__ == "__main__":

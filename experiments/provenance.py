@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lipflow.files import write_atomic
+from lipflow.files import write_text
 
 if TYPE_CHECKING:
     from lipflow.certificate import CertificateFile
@@ -16,7 +16,7 @@ def write_json(path: Path, value: Any) -> None:
     """Write a value as JSON; create the folder if necessary."""
     text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, lambda temporary: temporary.write_text(text))
+    write_text(path, text)
 
 
 def provenance(command: str) -> dict[str, Any]:

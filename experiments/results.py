@@ -15,7 +15,7 @@ from experiments.experiment import Experiment
 from experiments.provenance import origin, short
 from experiments.runner import experiments
 from experiments.scale import SCALES
-from lipflow.files import write_atomic
+from lipflow.files import write_text
 from lipflow.report.table import DASH
 from lipflow.train.budget import format_duration
 
@@ -165,7 +165,7 @@ def write_page(folder: Path, path: Path) -> None:
     """Write the page."""
     text = page(folder)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, lambda temporary: temporary.write_text(text))
+    write_text(path, text)
 
 
 if __name__ == "__main__":

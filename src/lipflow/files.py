@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,6 +65,19 @@ def apply_umask(path: Path) -> None:
     """Give a file the permissions of the user's umask, if the system allows it."""
     with contextlib.suppress(OSError), temporary_file(path, lambda temporary: None) as new:
         path.chmod(new.stat().st_mode)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file with `write_atomic`."""
+    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def save_arrays(columns: Mapping[str, Any], path: Path) -> None:
+    """Write an .npz file; not atomic."""
+    import numpy as np
+
+    with path.open("wb") as file:  # NumPy would append .npz to a path
+        np.savez(file, **columns)
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:

@@ -4,13 +4,14 @@ The type of every value is checked before it is used, and nothing is unpickled o
 name the file.
 """
 
-import hashlib
 import json
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from lipflow.files import sha256
 
 
 def require(holds: bool, path: Path, why: str) -> None:
@@ -53,12 +54,11 @@ def number(value: Any, path: Path, name: str) -> float:
         return math.inf
 
 
-def arrays(path: Path, sha256: Any, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+def arrays(path: Path, digest: Any, names: tuple[str, ...]) -> dict[str, np.ndarray]:
     """Read named arrays from an .npz file with a known SHA-256."""
     if not path.is_file():
         raise ValueError(f"{path} is missing")
-    fits = hashlib.sha256(path.read_bytes()).hexdigest() == sha256
-    require(fits, path, "it was changed after it was written: its SHA-256 is not the recorded one")
+    require(sha256(path) == digest, path, "it was changed after it was written: its SHA-256 is not the recorded one")
     try:
         with np.load(path, allow_pickle=False) as columns:
             found = {name: columns[name] for name in names}

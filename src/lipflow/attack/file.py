@@ -7,6 +7,7 @@ attack.npz     for some images, the strongest attack in the certified ball and t
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from lipflow.attack.projected_gradient import PGD
 from lipflow.certificate import CertificateFile
-from lipflow.files import sha256, write_atomic
+from lipflow.files import save_arrays, sha256, write_atomic, write_text
 from lipflow.radius import MAX_RADIUS, parse_radius
 from lipflow.untrusted import arrays, count, flags, json_object, mapping, require, require_pixels
 
@@ -56,15 +57,10 @@ def save(folder: Path, outcome: Outcome, attack: PGD, certificate: CertificateFi
     stated["clean"] = outcome.clean.tolist()
     stated["robust"] = {eps: column.tolist() for eps, column in outcome.robust.items()}
     path, examples = folder / OUTCOME, folder / EXAMPLES
-
-    def write_examples(temporary: Path) -> None:
-        with temporary.open("wb") as file:  # NumPy would append .npz to a path
-            np.savez(file, **vars(outcome.examples))
-
     if outcome.examples is not None:
-        write_atomic(examples, write_examples)
+        write_atomic(examples, partial(save_arrays, vars(outcome.examples)))
         stated["examples"] = sha256(examples)
-    write_atomic(path, lambda temporary: temporary.write_text(json.dumps(stated)))
+    write_text(path, json.dumps(stated))
     if outcome.examples is None:
         examples.unlink(missing_ok=True)  # of a previous attack
     return path if outcome.examples is None else examples

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from lipflow.certificate.rule import Certificates
-from lipflow.files import sha256, sync_names, temporary_file
+from lipflow.files import save_arrays, sha256, sync_names, temporary_file
 from lipflow.frozen import Frozen
 from lipflow.graph.file import SCHEMA
 from lipflow.operators.certified import CertifiedOperator
@@ -52,12 +52,8 @@ def save(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     columns = dict(images=images, truth=truth, **vars(certificates))
-    rows: dict[str, Any] = {name: column.cpu().numpy() for name, column in columns.items()}
-
-    def write_rows(temporary: Path) -> None:
-        with temporary.open("wb") as file:  # NumPy would append .npz to a path
-            np.savez(file, **rows)
-
+    rows = {name: column.cpu().numpy() for name, column in columns.items()}
+    write_rows = partial(save_arrays, rows)
     with temporary_file(folder / WEIGHTS, frozen.save) as weights, temporary_file(folder / ROWS, write_rows) as table:
         digests = {WEIGHTS: sha256(weights), ROWS: sha256(table)}
         text = json.dumps(claims(frozen, certificates, digests, split, network), indent=1)

@@ -31,6 +31,7 @@ class Report:
 
 def report(arguments: Report) -> int:
     """Read and compare runs, write the page, and print the tables. Return 1 if an attack refutes a certificate."""
+    from lipflow.files import write_text
     from lipflow.pretrained import folder_of
     from lipflow.report import figure
     from lipflow.report.consistency import contradictions
@@ -55,9 +56,9 @@ def report(arguments: Report) -> int:
             print(f"lipflow: {run.name}: {run.missing[-1]}", file=sys.stderr)
     summary = summarise(runs, arguments.radii)
     found = [text for run in runs for text in contradictions(run)]
-    _write(out, page(runs, summary))
+    write_text(out, page(runs, summary))
     if table is not None:
-        _write(table, markdown(summary, found))
+        write_text(table, markdown(summary, found))
     print_contradictions(found)
     show(summary)
     written = [] if table is None else [table]
@@ -102,9 +103,3 @@ def _require_file(flag: str, path: Path) -> None:
         raise ValueError(f"{flag} {path}: there is no folder {path.parent}")
     if path.is_dir():
         raise ValueError(f"{flag} {path}: that is a folder; give a file, such as {path / 'report.html'}")
-
-
-def _write(path: Path, text: str) -> None:
-    from lipflow.files import write_atomic
-
-    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from lipflow.files import read_tensors, save_tensors, sha256, write_atomic
+from lipflow.files import read_tensors, save_tensors, sha256, write_text
 from lipflow.models.file import plain
 
 KEPT_CHECKPOINTS = 2
@@ -47,8 +47,7 @@ class Checkpoints:
         tensors = {name: plain(tensor) for name, tensor in checkpoint.tensors.items()}
         metadata = {"lipflow": json.dumps({"numbers": checkpoint.numbers})}
         save_tensors(tensors, path, metadata)
-        line = f"{sha256(path)}  {path.name}\n"
-        write_atomic(digest, lambda temporary: temporary.write_text(line))
+        write_text(digest, f"{sha256(path)}  {path.name}\n")
         for step in self.steps()[KEPT_CHECKPOINTS:]:
             self._remove(step)
 

@@ -14,7 +14,7 @@ import torch
 import lipflow
 from lipflow.data import Dataset
 from lipflow.data.dataset import SplitName
-from lipflow.files import write_atomic
+from lipflow.files import write_text
 from lipflow.machine import processor
 from lipflow.train.distributed import Ranks
 from lipflow.train.evaluate import Accuracy
@@ -51,7 +51,7 @@ class Record:
             "class_names": self.class_names or None,
         }
         text = json.dumps({name: value for name, value in values.items() if value is not None}, indent=2)
-        write_atomic(folder / "run.json", lambda temporary: temporary.write_text(text + "\n"))
+        write_text(folder / "run.json", text + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> "Record":
