@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.grad import conv2d_weight
 
 from lipflow.operators.operator import LinearOperator, require_real
 
@@ -99,9 +100,8 @@ class ConvOperator(LinearOperator):
     def outer(self, y: Tensor, x: Tensor) -> Tensor:
         """The derivative of ⟨y, Wx⟩, summed over the batch, with respect to the kernel."""
         padded, padding = (x, self._pair("before")) if self._symmetric else (self.pad(x), (0, 0))
-        geometry = (self._pair("stride"), padding, self._pair("dilation"), False, (0, 0), self.groups)
-        kernel_only = (False, True, False)
-        return torch.ops.aten.convolution_backward(y, padded, self.kernel, None, *geometry, kernel_only)[1]
+        pairs: Any = self._pair("stride"), padding, self._pair("dilation")  # torch declares one number each
+        return conv2d_weight(padded, self.kernel.shape, y, *pairs, groups=self.groups)
 
     @property
     def geometry(self) -> dict[str, Any]:
