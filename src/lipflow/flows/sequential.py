@@ -15,7 +15,7 @@ from lipflow.flows.field import ConvexPotential
 from lipflow.flows.flow import Flow
 from lipflow.flows.step import ExplicitEuler
 from lipflow.node import Node
-from lipflow.operators.conv import faster_channels_last
+from lipflow.operators import ConvOperator, LinearOperator
 
 M = TypeVar("M", bound=nn.Module)
 Vectors = dict[int, Tensor]  # the unit vectors of this forward pass, by the id of their weight
@@ -70,6 +70,11 @@ def run(layers: Iterable[nn.Module], x: Tensor, vectors: Vectors) -> Tensor:
         chain.append(layer)
     x = descend(x, *chain) if chain else x
     return x.contiguous() if converted else x
+
+
+def faster_channels_last(op: LinearOperator, x: Tensor) -> bool:
+    """Whether W is faster on images stored channels last: oneDNN would otherwise reorder them at every product."""
+    return isinstance(op, ConvOperator) and x.ndim == 4 and x.device.type == "cpu" and x.dtype != torch.float64
 
 
 def as_layer(module: nn.Module, x: Tensor, vectors: Vectors) -> Layer | None:

@@ -147,15 +147,6 @@ class ConvOperator(LinearOperator):
         )
 
 
-def faster_channels_last(op: LinearOperator, x: Tensor) -> bool:
-    """Whether W is faster on images that are channels last: oneDNN would otherwise reorder them at every product.
-
-    The transforms of torch.func do not support memory formats.
-    """
-    images = isinstance(op, ConvOperator) and x.ndim == 4 and x.device.type == "cpu" and x.dtype != torch.float64
-    return images and not torch._C._are_functorch_transforms_active()
-
-
 def axes(
     kernel_size: tuple[int, ...] | torch.Size,
     in_size: tuple[int, int],
