@@ -139,15 +139,14 @@ def _primitive(index: int, entry: dict[str, Any], tensors: dict[str, Tensor]) ->
 
 
 def _operator(entry: dict[str, Any], tensors: dict[str, Tensor]) -> CertifiedOperator:
-    geometry = {key: _tuples(value) for key, value in entry["geometry"].items()}
     kind = {kind: made for made, kind in _OPERATORS.items()}.get(entry["kind"])
-    if kind is FourierMultiplier:
-        parts = _tensor(tensors, entry["real"]), _tensor(tensors, entry["imaginary"])
-        op = certify(FourierMultiplier(torch.complex(*parts), geometry["in_size"]))
-    elif kind is not None:
-        op = certify(kind(_tensor(tensors, entry["weight"]), **geometry))
-    else:
+    if kind is None:
         raise ValueError(f"an operator is of an unknown kind: {entry['kind']!r}")
+    if kind is FourierMultiplier:
+        weight = torch.complex(_tensor(tensors, entry["real"]), _tensor(tensors, entry["imaginary"]))
+    else:
+        weight = _tensor(tensors, entry["weight"])
+    op = certify(kind(weight, **entry["geometry"]))
     return op.certified_adjoint() if entry["adjoint"] else op
 
 
@@ -156,7 +155,3 @@ def _tensor(tensors: dict[str, Tensor], name: str, dtype: torch.dtype = torch.fl
     if t is None or t.dtype != dtype or not bool(torch.isfinite(t).all()):
         raise ValueError(f"the file has no finite {str(dtype).removeprefix('torch.')} tensor {name!r}")
     return t
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
