@@ -26,7 +26,7 @@ from lipflow.node import LoweringError, Vertex
 from lipflow.operators.certified import CertifiedOperator
 from lipflow.operators.columns import CACHE_BYTES
 from lipflow.primitives import Constant
-from lipflow.rounding import RANGE
+from lipflow.rounding import RANGE, subnormal
 from lipflow.shapes import Shape, require_batch, shape_of
 from lipflow.untrusted import json_object
 
@@ -234,10 +234,8 @@ def require_numbers(vertex: Vertex) -> None:
     for field, t in tensors_of(vertex.primitive):
         if not t.is_floating_point():
             continue
-        bits = t.contiguous().view(torch.int64)
-        exponent = (bits >> 52) & 2047  # of the bits, as the processor may read the number as 0
         found = f"{vertex.name or 'the network'}: {vertex.primitive.kind} has a number in {field} that is"
-        if bool(((exponent == 0) & (bits << 1 != 0)).any()):
+        if bool(subnormal(t).any()):
             raise LoweringError(f"{found} subnormal, below 2⁻¹⁰²²; set it to 0")
         if not bool((t.abs() <= float(RANGE)).all()):  # false for NaN
             raise LoweringError(f"{found} not finite, or so large that products overflow")

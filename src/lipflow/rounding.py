@@ -87,6 +87,12 @@ def mul_up(a: float, b: float) -> float:
     return math.inf if math.isinf(a) or math.isinf(b) else up(Fraction(a) * Fraction(b))
 
 
+def subnormal(x: Tensor) -> Tensor:
+    """Which numbers of a float64 tensor are subnormal: by their bits, as the processor may read such a number as 0."""
+    bits = x.contiguous().view(torch.int64)
+    return ((bits >> 52) & 2047 == 0) & (bits << 1 != 0)
+
+
 def above(x: Tensor) -> Tensor:
     """A bound on positive numbers that were rounded to x: the next float64, and at least NORMAL."""
     return torch.nextafter(x, torch.full_like(x, math.inf)).clamp_min(NORMAL)

@@ -20,7 +20,7 @@ from lipflow.operators.gram import gram_bound, start_vector, tridiagonal
 from lipflow.operators.multiplier import FourierMultiplier
 from lipflow.operators.operator import Adjoint, LinearOperator
 from lipflow.operators.strip import exact_columns, strip_bound, strip_shift, strip_work, torus_columns
-from lipflow.rounding import TINY, U, gamma, power_of_two, sqrt_up, square_sum_bound, up
+from lipflow.rounding import TINY, U, gamma, power_of_two, sqrt_up, square_sum_bound, subnormal, up
 
 EXACT_SIDE: Side = (0, 0)  # in place of the side of a torus, for an axis that is bounded without one
 NO_TORUS: Torus = (EXACT_SIDE, EXACT_SIDE)
@@ -139,13 +139,12 @@ def norm_certificate(op: LinearOperator) -> tuple[float, Torus]:
         # A weight that the processor flushes to 0, and an underflow in the division by a power of two, are below TINY.
         # One weight has at most Π in_shape entries in a row of the matrix, and Π out_shape in a column.
         underflow = weight.numel() * TINY * (math.prod(op.in_shape) + math.prod(op.out_shape))
-        bits = weight.contiguous().view(torch.int64)
-        subnormal = bool((((bits >> 52) & 2047 == 0) & (bits << 1 != 0)).any())  # may be flushed to 0
+        flushed = underflow if bool(subnormal(weight).any()) else Fraction(0)
         scale = power_of_two(float(weight.abs().max()))
         if scale == 0:
-            return up(underflow) if subnormal else 0.0, NO_TORUS
+            return up(flushed), NO_TORUS
         scaled, torus = _BOUND_OF[type(op)](op, weight / scale)
-    bound = up((scaled + underflow) * Fraction(scale) + (underflow if subnormal else 0))
+    bound = up((scaled + underflow) * Fraction(scale) + flushed)
     if math.isinf(bound):
         raise ValueError(f"the norm of {op} is beyond float64: its greatest weight is {float(weight.abs().max()):.3g}")
     return bound, torus
