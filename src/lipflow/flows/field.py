@@ -210,5 +210,5 @@ def _require_symmetric_window(weight: ConvWeight) -> None:
     for axis in (op.rows, op.columns):
         if axis.kernel % 2 == 0:
             raise ValueError(f"a skew-symmetric convolution needs an odd kernel, not {height}×{width}")
-        if axis.stride != 1 or axis.before != axis.after or 2 * axis.before != axis.extent - 1:
+        if not axis.is_centred:
             raise ValueError("a skew-symmetric convolution keeps the image size: use stride 1 and padding 'same'")

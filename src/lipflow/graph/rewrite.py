@@ -225,9 +225,7 @@ def _plus_identity(op: LinearOperator, a: float, c: float) -> LinearOperator | N
         return DenseOperator(c * op.weight + a * torch.eye(len(op.weight), dtype=op.weight.dtype))
     if not isinstance(op, ConvOperator):
         return None
-    if any(
-        axis.stride != 1 or 2 * axis.before != axis.extent - 1 or axis.kernel % 2 == 0 for axis in (op.rows, op.columns)
-    ):
+    if not all(axis.is_centred and axis.kernel % 2 for axis in (op.rows, op.columns)):
         return None
     kernel, grouped = c * op.kernel, op.kernel.shape[1]
     channels = torch.arange(len(kernel))

@@ -36,6 +36,11 @@ class Axis(NamedTuple):
         """The number of positions after the last window, padding included."""
         return self.size + self.before + self.after - (self.outputs - 1) * self.stride - self.extent
 
+    @property
+    def is_centred(self) -> bool:
+        """Whether the window of output i is centred at input i."""
+        return self.stride == 1 and 2 * self.before == 2 * self.after == self.extent - 1
+
 
 class ConvOperator(LinearOperator):
     """y = K ∗ x for a kernel K `(out, in / groups, height, width)`, on inputs `(batch, in, *in_size)`.

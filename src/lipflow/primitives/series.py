@@ -79,6 +79,6 @@ def is_skew(op: LinearOperator) -> bool:
     if not isinstance(op, ConvOperator):
         return False
     out, grouped, height, width = op.kernel.shape
-    centred = all(a.stride == 1 and 2 * a.before == 2 * a.after == a.extent - 1 for a in (op.rows, op.columns))
     blocks = op.kernel.reshape(op.groups, out // op.groups, grouped, height, width)
+    centred = op.rows.is_centred and op.columns.is_centred
     return centred and out == grouped * op.groups and torch.equal(blocks, -blocks.transpose(1, 2).flip(3, 4))
