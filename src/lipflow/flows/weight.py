@@ -177,7 +177,6 @@ class ConvWeight(Weight):
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels // groups, height, width))
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         self.register_buffer("u", torch.empty(in_channels, 0, 0))
-        self.register_load_state_dict_pre_hook(self._take_size)
         if padding_mode not in ("zeros", "circular"):
             raise ValueError(f"padding_mode is 'zeros' or 'circular', not {padding_mode!r}")
         if in_size is not None:
@@ -202,12 +201,13 @@ class ConvWeight(Weight):
         require_images(shape, self.channels[0])
         return ConvOperator(self.weight, (shape[1], shape[2]), **self.geometry)
 
-    def _take_size(self, module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
-        """Before a state dict is loaded: give u the shape of the loaded one, which is the input size."""
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        """Give u the shape of the loaded one, which is the input size."""
         u = state_dict.get(prefix + "u")
         if u is not None and u.ndim == 3 and u.shape[0] == self.u.shape[0] and u.shape != self.u.shape:
             with storing():
                 self.u = self.u.new_empty(u.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
         size = "unknown until the first batch" if self.in_size is None else "×".join(map(str, self.in_size))
