@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lipflow import primitives
 from lipflow.node import Node
+from lipflow.primitives.activation import group_sort, householder
 
 
 class GroupSort(nn.Module):
@@ -25,11 +26,7 @@ class GroupSort(nn.Module):
         self.group = group
 
     def forward(self, x: Tensor) -> Tensor:
-        groups = split_channels(x, self.group)
-        if self.group == 2:
-            first, second = groups.unbind(1)
-            return torch.cat([torch.maximum(first, second), torch.minimum(first, second)], 1)
-        return groups.sort(1, descending=True).values.flatten(1, 2)
+        return group_sort(split_channels(x, self.group))
 
     def extra_repr(self) -> str:
         return str(self.group)
@@ -54,11 +51,8 @@ class Householder(nn.Module):
         self.theta = nn.Parameter(torch.full((channels // 2,), math.pi / 2))
 
     def forward(self, x: Tensor) -> Tensor:
-        first, second = split_channels(x, 2, expected=2 * len(self.theta)).unbind(1)
-        half = (self.theta / 2).reshape(-1, *[1] * (x.ndim - 2))
-        sine, cosine = half.sin(), half.cos()
-        across = torch.relu(cosine * second - sine * first)
-        return torch.cat([first + 2 * sine * across, second - 2 * cosine * across], 1)
+        half = self.theta / 2
+        return householder(split_channels(x, 2, expected=2 * len(half)), half.sin(), half.cos())
 
     def lower(self, x: Node) -> Node:
         """The layer as one primitive: the bound from the functions in `forward` would be above 1."""

@@ -51,11 +51,15 @@ class GroupSort(Primitive):
         return shapes[0]
 
     def run(self, *xs: Tensor) -> Tensor:
-        groups = xs[0].unflatten(1, (self.group, -1))
-        if self.group == 2:
-            first, second = groups.unbind(1)
-            return torch.cat([torch.maximum(first, second), torch.minimum(first, second)], 1)
-        return groups.sort(1, descending=True).values.flatten(1, 2)
+        return group_sort(xs[0].unflatten(1, (self.group, -1)))
+
+
+def group_sort(groups: Tensor) -> Tensor:
+    """Sort the groups  # (batch, group, C / group, …) → (batch, C, …)."""
+    if groups.shape[1] == 2:
+        first, second = groups.unbind(1)
+        return torch.cat([torch.maximum(first, second), torch.minimum(first, second)], 1)
+    return groups.sort(1, descending=True).values.flatten(1, 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,11 +80,8 @@ class Householder(Primitive):
         return shapes[0]
 
     def run(self, *xs: Tensor) -> Tensor:
-        (x,) = xs
-        first, second = x.unflatten(1, (2, -1)).unbind(1)
-        sine, cosine = (t.to(x.dtype).reshape(-1, *[1] * (x.ndim - 2)) for t in (self.sine, self.cosine))
-        across = torch.relu(cosine * second - sine * first)
-        return torch.cat([first + 2 * sine * across, second - 2 * cosine * across], 1)
+        pairs = xs[0].unflatten(1, (2, -1))
+        return householder(pairs, self.sine.to(pairs.dtype), self.cosine.to(pairs.dtype))
 
     @cached_property
     def square(self) -> Fraction:
@@ -100,3 +101,11 @@ class Householder(Primitive):
     @property
     def size(self) -> str:
         return f"{2 * len(self.sine)} channels"
+
+
+def householder(pairs: Tensor, sine: Tensor, cosine: Tensor) -> Tensor:
+    """x - 2v·relu(v·x) for each pair x, with v = (-sine, cosine)  # (batch, 2, C / 2, …) → (batch, C, …)."""
+    first, second = pairs.unbind(1)
+    sine, cosine = (t.reshape(-1, *[1] * (pairs.ndim - 3)) for t in (sine, cosine))
+    across = torch.relu(cosine * second - sine * first)
+    return torch.cat([first + 2 * sine * across, second - 2 * cosine * across], 1)
