@@ -10,9 +10,8 @@ from experiments.experiment import Claim, Column, Experiment, Rows, Verdict
 from experiments.rivals import CAYLEY, CERTIFIED, DATA, SOC, S, beats
 from experiments.rivals import published as table
 from experiments.rivals import rows as networks
+from experiments.scale import CURVE_RADII
 from lipflow.report.published import PAPER
-
-CURVE_RADII = ("0.2", "0.4", "0.6", "0.8", "1")
 
 
 def above_on_the_curve(first: str, second: str):

@@ -6,12 +6,12 @@ about 10 at 0.6 on CIFAR-100.
 
 from functools import partial
 
-from experiments.certified import CURVE_RADII
 from experiments.cifar10 import ONLY_S
 from experiments.draw import curves
 from experiments.experiment import PAPER_SCALE, Claim, Column, Experiment, Rows, Verdict, above, holds
 from experiments.rivals import CAYLEY, DATA, SOC, XL, S
 from experiments.rivals import rows as networks
+from experiments.scale import CURVE_RADII
 from lipflow.report.published import PAPER
 
 GAIN = 0.10

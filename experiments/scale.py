@@ -18,7 +18,7 @@ from lipflow.train.recipe import flat_names, recipe_for
 from lipflow.train.run import ModelArg, Run
 
 DEEP = "cpl"  # the networks of 100 to 1000 layers, with 30 channels by default
-ATTACK_RADII: tuple[str, ...] = ("0.2", "0.4", "0.6", "0.8", "1")  # radii of attacks: the paper mentions 0.6 and 0.8
+CURVE_RADII: tuple[str, ...] = ("0.2", "0.4", "0.6", "0.8", "1")  # radii of curves: the paper mentions 0.6 and 0.8
 CERTIFIED_RADII: tuple[str, ...] = (*EPSILONS, *(f"{k / 20:g}" for k in range(1, 41)))  # radii of certified accuracy
 _RECIPE = flat_names()
 
@@ -38,7 +38,7 @@ class Scale:
     deep_recipe: Mapping[str, Any] = field(default_factory=dict)
     images: int | None = None  # test images certified; None is all
     attacked: int = 1000
-    attacked_at: tuple[str, ...] = (*EPSILONS, *ATTACK_RADII)
+    attacked_at: tuple[str, ...] = (*EPSILONS, *CURVE_RADII)
     probed: int = 100  # images on which gradients are measured
     folder: Path = Path("runs/experiments")
     data_dir: Path | None = None
