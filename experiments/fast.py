@@ -34,7 +34,7 @@ from lipflow.files import write_text
 from lipflow.machine import keep_freed_memory
 from lipflow.report.figure import require_matplotlib
 from lipflow.report.published import EPSILONS
-from lipflow.train.recipe import flag, flat_names
+from lipflow.train.recipe import flag, flat_names, typed
 from lipflow.train.run import Run, differences
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Row:
     @property
     def command(self) -> str:
         words = [f"lipflow train --model {self.model} --data cifar10 --budget {self.budget}"]
-        return " ".join(words + [f"--{flag(name)} {_typed(value)}" for name, value in self.changes.items()])
+        return " ".join(words + [f"--{flag(name)} {typed(value)}" for name, value in self.changes.items()])
 
     def runs(self, data_dir: Path | None) -> list[Run]:
         of_recipe = {name: value for name, value in self.changes.items() if name in flat_names()}
@@ -80,12 +80,6 @@ ROWS = (
     Row("cpl-fast", "2h", changes={"cutout": 0}),
     Row("cpl-fast", "2h", name="erased", changes={"validation_images": 1000, "model_args": {"mirror": True}}),
 )
-
-
-def _typed(value: Any) -> str:
-    """A value as text for the command line."""
-    arguments = value.items() if isinstance(value, Mapping) else ()
-    return " ".join(f"{name}={argument}" for name, argument in arguments) or str(value)
 
 
 def certified(folder: Path, data_dir: Path | None) -> "CertificateFile":

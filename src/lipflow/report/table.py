@@ -16,6 +16,7 @@ from lipflow.certificate import CertificateFile
 from lipflow.radius import parse_radius
 from lipflow.report.published import Reference, reference, references
 from lipflow.report.run_results import RunResults
+from lipflow.train.recipe import typed
 from lipflow.train.run import Difference, Run, differences
 
 DASH = "–"
@@ -152,15 +153,8 @@ def _remarks(run: RunResults) -> list[str]:
 
 def _difference(change: Difference) -> str:
     """Format a difference as in "--epochs 20 (published: 200)"."""
-    published = "" if change.stored in ({}, None) else f" (published: {_typed(change.stored)})"
-    return f"--{change.flag} {_typed(change.asked)}{published}"
-
-
-def _typed(value: object) -> str:
-    """Format the value of a flag as a user types it."""
-    if isinstance(value, dict):
-        return " ".join(f"{name}={argument}" for name, argument in value.items())
-    return "by default" if value is None else " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    published = "" if change.stored in ({}, None) else f" (published: {typed(change.stored)})"
+    return f"--{change.flag} {typed(change.asked)}{published}"
 
 
 def markdown(summary: Summary, contradictions: Sequence[str] = ()) -> str:

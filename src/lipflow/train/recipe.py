@@ -22,6 +22,13 @@ def flag(name: str) -> str:
     return name.replace("_", "-")
 
 
+def typed(value: object) -> str:
+    """The value of a flag as a user types it."""
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={argument}" for name, argument in value.items())
+    return "by default" if value is None else " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
 def _require_at_least(least: Mapping[str, int], owner: object) -> None:
     for name, low in least.items():
         if not getattr(owner, name) >= low:
