@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 import lipflow
 from lipflow import certificate
-from lipflow.blocks import Flatten, LastLayerNormalization, Normalize, PadChannels, SpaceToDepth
+from lipflow.blocks import LastLayerNormalization, Normalize, PadChannels, SpaceToDepth
 from lipflow.check import check
 
 
@@ -47,7 +47,7 @@ def replaced() -> nn.Sequential:
         SpaceToDepth(2),
         lipflow.cpl_conv(32, 32),
         SpaceToDepth(2),
-        Flatten(),
+        nn.Flatten(),
         lipflow.cpl_dense(512, 128),
         LastLayerNormalization(512, 10),
     )

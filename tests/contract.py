@@ -116,7 +116,7 @@ LAYERS: dict[str, Layer] = {
     "average pooling": Layer(lambda: blocks.AvgPool(2), (2, 5, 4)),
     "max pooling": Layer(lambda: blocks.MaxPool(2), (2, 5, 4)),
     "space to depth": Layer(lambda: blocks.SpaceToDepth(2), (2, 4, 6)),
-    "flatten": Layer(blocks.Flatten, (2, 3, 4)),
+    "flatten": Layer(nn.Flatten, (2, 3, 4)),
     "mirrored": Layer(
         lambda: blocks.FlipAverage(blocks.Normalize(0.3), lipflow.cpl_conv(2, 3), blocks.AvgPool(2), nn.Flatten()),
         (2, 4, 3),

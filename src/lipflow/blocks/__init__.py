@@ -25,7 +25,6 @@ from lipflow.blocks.head import LastLayerNormalization as LastLayerNormalization
 from lipflow.blocks.head import Truncate as Truncate
 from lipflow.blocks.normalize import Normalize as Normalize
 from lipflow.blocks.resize import AvgPool as AvgPool
-from lipflow.blocks.resize import Flatten as Flatten
 from lipflow.blocks.resize import MaxPool as MaxPool
 from lipflow.blocks.resize import PadChannels as PadChannels
 from lipflow.blocks.resize import SpaceToDepth as SpaceToDepth

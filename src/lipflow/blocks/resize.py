@@ -89,10 +89,3 @@ class SpaceToDepth(nn.Module):
 
     def extra_repr(self) -> str:
         return str(self.block)
-
-
-class Flatten(nn.Module):
-    """Each input as one vector."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(1)

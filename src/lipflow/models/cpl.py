@@ -8,7 +8,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from lipflow.blocks import AvgPool, Flatten, LastLayerNormalization, Normalize, PadChannels, Truncate
+from lipflow.blocks import AvgPool, LastLayerNormalization, Normalize, PadChannels, Truncate
 from lipflow.blocks.normalize import Values
 from lipflow.flows import Sequential, cpl_conv, cpl_dense
 from lipflow.flows.weight import require_at_least, require_positive
@@ -53,7 +53,7 @@ def cpl(
         widen=PadChannels(channels),
         convolutions=Sequential(*convolutions),
         pool=AvgPool(pool),
-        flatten=Flatten(),
+        flatten=nn.Flatten(),
         linear=Sequential(*linear),
         head=LastLayerNormalization(flat, classes) if lln else Truncate(classes),
     )

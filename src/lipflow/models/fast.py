@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from lipflow.blocks import AvgPool, Flatten, LastLayerNormalization, Normalize, PadChannels, SpaceToDepth
+from lipflow.blocks import AvgPool, LastLayerNormalization, Normalize, PadChannels, SpaceToDepth
 from lipflow.blocks.normalize import Values
 from lipflow.flows import Sequential, Weight, cpl_conv, cpl_dense
 from lipflow.flows.weight import require_at_least, require_positive
@@ -64,7 +64,7 @@ def cpl_fast(
         fold_again=SpaceToDepth(2),
         at_quarter=Sequential(*(cpl_conv(4 * channels, inner[1], kernel_size) for _ in range(depth[1]))),
         pool=AvgPool(pool),
-        flatten=Flatten(),
+        flatten=nn.Flatten(),
         linear=Sequential(*(cpl_dense(flat, features) for _ in range(depth_linear))),
         head=LastLayerNormalization(flat, classes),
     )

@@ -13,7 +13,6 @@ from torch import nn
 
 from lipflow.blocks import (
     Affine,
-    Flatten,
     LastLayerNormalization,
     MaxMin,
     Normalize,
@@ -75,7 +74,7 @@ def kwlarge(
     stages: OrderedDict[str, nn.Module] = OrderedDict(
         center=Normalize(mean, std),
         convolutions=Sequential(*body),
-        flatten=Flatten(),
+        flatten=nn.Flatten(),
         linear=Sequential(*linear),
         head=LastLayerNormalization(features, classes) if lln else Truncate(classes),
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from lipflow.blocks import Flatten, Householder, LastLayerNormalization, MaxMin, Normalize, Truncate
+from lipflow.blocks import Householder, LastLayerNormalization, MaxMin, Normalize, Truncate
 from lipflow.blocks.normalize import Values
 from lipflow.blocks.soc import TERMS, TRAIN_TERMS, soc_conv, soc_dense
 from lipflow.flows import Sequential
@@ -56,7 +56,7 @@ def lipconvnet(
     by_name: OrderedDict[str, nn.Module] = OrderedDict(
         center=Normalize(mean, std),
         convolutions=Sequential(*body),
-        flatten=Flatten(),
+        flatten=nn.Flatten(),
         last=last_layer,
         head=LastLayerNormalization(features, classes) if lln else Truncate(classes),
     )
