@@ -190,7 +190,7 @@ def repeats(op: LinearOperator) -> int:
     """A bound on how many times padding repeats one input position."""
     if not isinstance(op, ConvOperator) or op.padding_mode == "zeros":
         return 1
-    return math.prod(-(-(axis.size + axis.before + axis.after) // axis.size) for axis in (op.rows, op.columns))
+    return math.prod(-(-axis.padded // axis.size) for axis in (op.rows, op.columns))
 
 
 class CertifiedFourier(CertifiedOperator):

@@ -204,7 +204,7 @@ def _sides(op: ConvOperator) -> tuple[bool, tuple[int, ...]]:
 def run(op: ConvOperator, x: Tensor, forward: bool = True, matrix: Tensor | None = None) -> Tensor:
     """Wx, or Wᵀx if not `forward`; `matrix` is `matrix_of(op)`, if it is known."""
     if op.padding_mode == "circular":
-        size = [axis.size + axis.before + axis.after for axis in (op.rows, op.columns)]
+        size = [op.rows.padded, op.columns.padded]
         unpadded = ConvOperator(op.kernel, **dict(op.geometry, in_size=size, padding=0, padding_mode="zeros"))
         return run(unpadded, op.pad(x), True, matrix) if forward else op.unpad(run(unpadded, x, False, matrix))
     columns, x = Columns(op, matrix=matrix), x.contiguous()

@@ -28,13 +28,18 @@ class Axis(NamedTuple):
         return self.dilation * (self.kernel - 1) + 1
 
     @property
+    def padded(self) -> int:
+        """The size with its padding."""
+        return self.size + self.before + self.after
+
+    @property
     def outputs(self) -> int:
-        return (self.size + self.before + self.after - self.extent) // self.stride + 1
+        return (self.padded - self.extent) // self.stride + 1
 
     @property
     def unread(self) -> int:
         """The number of positions after the last window, padding included."""
-        return self.size + self.before + self.after - (self.outputs - 1) * self.stride - self.extent
+        return self.padded - (self.outputs - 1) * self.stride - self.extent
 
     @property
     def is_centred(self) -> bool:
