@@ -111,17 +111,14 @@ class Gather(Primitive):
         return zeros if len(zeros) else None
 
     @cached_property
-    def inverse(self) -> "Gather | None":
-        """The adjoint, if no entry is taken twice."""
-        if max(self.multiplicities) > 1:
-            return None
-        flat, back = self.index.flatten(), torch.full((sum(self.sizes),), -1)
-        back[flat[flat >= 0]] = torch.arange(len(flat))[flat >= 0]
-        return Gather(back, [len(flat)])
+    def kept(self) -> tuple[Tensor, Tensor]:
+        """The positions that are not zeros, and the entries that they take."""
+        positions = (self.index.flatten() >= 0).nonzero()[:, 0]
+        return positions, self.taken[positions]
 
 
 class _Take(torch.autograd.Function):
-    """x[:, index], with zeros where the index is -1. Its derivative is a gather too if no entry is taken twice."""
+    """x[:, index], with zeros where the index is -1; autograd would sum the derivatives of the zeros too."""
 
     generate_vmap_rule = True
 
@@ -136,12 +133,9 @@ class _Take(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        g = ctx.gather
-        if g.inverse is not None:
-            return _Take.apply(grads[0], g.inverse), None
-        grad = grads[0] if g.zeros is None else grads[0].index_fill(1, g.zeros, 0.0)
-        empty = grad.new_zeros(sum(g.sizes), len(grad))
-        return empty.index_add(0, g.taken, grad.T).T, None
+        positions, entries = ctx.gather.kept
+        grad = grads[0] if ctx.gather.zeros is None else grads[0].index_select(1, positions)
+        return grad.new_zeros(len(grad), sum(ctx.gather.sizes)).index_add(1, entries, grad), None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
