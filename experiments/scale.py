@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lipflow.report.published import EPSILONS, TABLES
-from lipflow.train.recipe import flat_names, recipe_for
+from lipflow.train.recipe import flag, flat_names, recipe_for
 from lipflow.train.run import ModelArg, Run
 
 DEEP = "cpl"  # the networks of 100 to 1000 layers, with 30 channels by default
@@ -52,7 +52,7 @@ class Scale:
         model_args = {k: v for k, v in changes.items() if k not in _RECIPE}
         source = self.sources.get(data if model != DEEP else f"{data}-deep", self.sources.get(data, data))
         base = recipe_for(model, data)
-        words = [model, source, *(f"{k.replace('_', '-')}={v}" for k, v in sorted(changes.items())), f"seed={seed}"]
+        words = [model, source, *(f"{flag(k)}={v}" for k, v in sorted(changes.items())), f"seed={seed}"]
         return Run(
             model=model,
             data=source,
