@@ -3,7 +3,9 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import arg
 
 from lipflow.commands.parts import PartCache
 from lipflow.commands.terminal import print_contradictions, print_table, with_progress_bar
@@ -25,8 +27,8 @@ class Attack:
 
     run: Path
     """The folder of a run, or its name in runs/, after `lipflow certify`; or a pretrained network by name."""
-    radii: tuple[str, ...] = ()
-    """Radii of the attack, such as 36/255 0.5 (default: those of the run's recipe)."""
+    radii: Annotated[tuple[str, ...], arg(help_behavior_hint="(default: those of the run's recipe)")] = ()
+    """Radii of the attack, such as 36/255 0.5."""
     steps: int = 10
     """Steps of an attack, each of length ε/5."""
     restarts: int = 1

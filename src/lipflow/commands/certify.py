@@ -4,7 +4,9 @@ import time
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import arg
 
 from lipflow.commands.parts import PartCache
 from lipflow.commands.terminal import print_table
@@ -27,12 +29,12 @@ class Certify:
     """The split whose images are certified."""
     limit: int | None = None
     """Certify only the first images, this number of them (None: all)."""
-    radii: tuple[str, ...] = ()
-    """Radii of the table, such as 36/255 0.5 (default: those of the run's recipe)."""
+    radii: Annotated[tuple[str, ...], arg(help_behavior_hint="(default: those of the run's recipe)")] = ()
+    """Radii of the table, such as 36/255 0.5."""
     network: Literal["final", "best"] = "final"
     """The network at the end of its schedule, or the one with the most certified validation images."""
     data_dir: Path | None = None
-    """The folder of the data (default: where it was when the network was trained)."""
+    """The folder of the data (None: where it was when the network was trained)."""
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:

@@ -3,7 +3,9 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import arg
 
 from lipflow.commands.terminal import print_contradictions, print_table
 
@@ -19,10 +21,10 @@ class Report:
     """The folders of runs, or pretrained networks by name; folders without a run are left out."""
     out: Path = Path("report.html")
     """The file of the page."""
-    names: tuple[str, ...] = ()
-    """The names of the runs, one each (default: the names of their folders)."""
-    radii: tuple[str, ...] = ()
-    """Radii of the tables, such as 36/255 0.5 (default: those of the recipes, the attacks and the paper)."""
+    names: Annotated[tuple[str, ...], arg(help_behavior_hint="(default: those of their folders)")] = ()
+    """The names of the runs, one each."""
+    radii: Annotated[tuple[str, ...], arg(help_behavior_hint="(default: of recipes, attacks and the paper)")] = ()
+    """Radii of the tables, such as 36/255 0.5."""
     markdown: Path | None = None
     """Also write the table as Markdown, into this file."""
     figures: Path | None = None
