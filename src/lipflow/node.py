@@ -20,6 +20,8 @@ IMAGES = 2  # the size of the batch that a node represents: with one image, `squ
 class LoweringError(ValueError):
     """A network cannot be lowered. Not a TypeError, after which Python's operators would try the other operand."""
 
+    located = False  # whether the message names the function, the module and the line
+
 
 @dataclass(frozen=True, eq=False)
 class Vertex:

@@ -90,11 +90,11 @@ def _lowered(
         try:
             with mode:
                 result = module(Node.of(start, mode.builder))
-        except _Located:
-            raise
         except LoweringError as error:
-            module_name = mode.name_in(_frames_of(error))
-            raise (LoweringError(f"in {module_name}: {error}") if module_name else error) from None
+            module_name = "" if error.located else mode.name_in(_frames_of(error))
+            if not module_name:
+                raise
+            raise LoweringError(f"in {module_name}: {error}") from None
         except RecursionError:
             raise LoweringError(
                 "a `lower` runs itself: while a module is lowered, `lower` replaces `forward`, so calling the module "
@@ -205,18 +205,16 @@ class Lowering(TorchFunctionMode):
         parts += [f"{Path(user.f_code.co_filename).name}, line {user.f_lineno}"] if user is not None else []
         return "; ".join(parts)
 
-    def located(self, func: Any, error: Exception) -> Exception:
+    def located(self, func: Any, error: Exception) -> LoweringError:
         """An error that names the function, the module, and the line of the user's file."""
-        if isinstance(error, _Located):
+        if isinstance(error, LoweringError) and error.located:
             return error
         name = resolve_name(func) or getattr(func, "__qualname__", repr(func))
         name = name.replace("torch.nn.functional", "F").removesuffix(".__get__")
         where = self.where(_frames())
-        return _Located(f"{name}{f' ({where})' if where else ''}: {error}")
-
-
-class _Located(LoweringError):
-    """An error whose message names the function and the place."""
+        error = LoweringError(f"{name}{f' ({where})' if where else ''}: {error}")
+        error.located = True
+        return error
 
 
 def call(rule: Callable[..., Any], args: Any, kwargs: Any) -> Any:
