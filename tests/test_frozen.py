@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import lipflow
 from lipflow.graph.file import describe
-from lipflow.operators.certified import certify as certify_operator
+from lipflow.operators.certified import certified_operator
 from lipflow.primitives import Descent, TruncatedExponential
 from tests import contract
 from tests.contract import FREEZABLE, REFUSED
@@ -246,7 +246,7 @@ MISTAKES = [  # a call, and a word of its error
     (lambda: lipflow.freeze(LINEAR, in_shape=torch.rand(2, 4)), r"x.shape\[1:\]"),
     (lambda: lipflow.freeze(lipflow.freeze(LINEAR, (4,)), (5,)), "this network was frozen for"),
     (lambda: lipflow.freeze(lipflow.freeze(LINEAR, (4,)), (4,), (-5.0, 5.0)), "this network was frozen for"),
-    (lambda: TruncatedExponential(certify_operator(lipflow.DenseOperator(torch.eye(3))), 1.0, 5), "series"),
+    (lambda: TruncatedExponential(certified_operator(lipflow.DenseOperator(torch.eye(3))), 1.0, 5), "series"),
 ]
 
 

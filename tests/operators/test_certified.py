@@ -13,7 +13,13 @@ from torch import Tensor
 
 from lipflow import check
 from lipflow.operators import Adjoint, ConvOperator, DenseOperator, FourierMultiplier
-from lipflow.operators.certified import TRANSFORM_ERROR, CertifiedFourier, certify, column_transform, row_transform
+from lipflow.operators.certified import (
+    TRANSFORM_ERROR,
+    CertifiedFourier,
+    certified_operator,
+    column_transform,
+    row_transform,
+)
 from lipflow.operators.columns import Columns
 from lipflow.primitives import Affine, Gather
 from tests.operators.geometry import matrix_of
@@ -28,7 +34,7 @@ from tests.soundness.graphs import chain
 def test_certified_convolutions_are_the_operator_within_its_bounds(geometry, many, seed):
     kernel = integers(*geometry.kernel_shape, seed=seed)
     op = geometry.conv(kernel)
-    dense, certified, adjoint = geometry.matrix(kernel), certify(op), certify(Adjoint(op))
+    dense, certified, adjoint = geometry.matrix(kernel), certified_operator(op), certified_operator(Adjoint(op))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Columns, "many_channels", many)
         assert torch.equal(matrix_of(certified), dense)
@@ -52,7 +58,7 @@ OPERATORS = {
 @pytest.mark.parametrize("name", OPERATORS)
 def test_certified_operators_have_the_derivatives_of_their_matrix(name, adjoint):
     op = OPERATORS[name]()
-    certified = certify(Adjoint(op) if adjoint else op)
+    certified = certified_operator(Adjoint(op) if adjoint else op)
     matrix, x = matrix_of(certified), torch.randn(3, *certified.in_shape, dtype=torch.float64)
     for jacobian in (torch.func.jacrev, torch.func.jacfwd):
         found = jacobian(lambda v: certified(v[None])[0])(x[0])
@@ -65,7 +71,7 @@ def test_certified_operators_have_the_derivatives_of_their_matrix(name, adjoint)
 
 def test_certify_copies_the_weights():
     op = DenseOperator(torch.ones(2, 3, dtype=torch.float64))
-    certified = certify(op)
+    certified = certified_operator(op)
     op.weight.zero_()
     assert bool(certified.weight.any())
 
@@ -77,7 +83,7 @@ PRECISION = 256  # bits: the radius of every ball is far below an ulp of float64
 def _random(h: int, w: int, out: int, into: int, scale: float = 1.0) -> CertifiedFourier:
     """Matrices of no convolution: they do not agree at mirrored frequencies."""
     matrices = torch.randn(h, w // 2 + 1, out, into, dtype=torch.complex128)
-    certified = certify(FourierMultiplier(scale * matrices, (h, w)))
+    certified = certified_operator(FourierMultiplier(scale * matrices, (h, w)))
     assert isinstance(certified, CertifiedFourier)
     return certified
 
@@ -155,12 +161,12 @@ def test_fourier_rejects_wrong_inputs():
     with pytest.raises(ValueError, match=r"affine .* does not take an input of shape \(2, 3, 5\)"):
         Affine(p, None).out_shape((2, 3, 5))
     with pytest.raises(ValueError, match="NaN or infinite"):
-        certify(FourierMultiplier(torch.full((2, 2, 1, 1), torch.nan, dtype=torch.complex128), (2, 2)))
+        certified_operator(FourierMultiplier(torch.full((2, 2, 1, 1), torch.nan, dtype=torch.complex128), (2, 2)))
 
 
 def test_checker_accepts_a_zero_map(tmp_path):
     zero = FourierMultiplier(torch.zeros(2, 2, 2, 2, dtype=torch.complex128), (2, 3))
-    shift = Affine(certify(zero), torch.tensor([0.5, 0.25], dtype=torch.float64))
+    shift = Affine(certified_operator(zero), torch.tensor([0.5, 0.25], dtype=torch.float64))
     network = chain((2, 2, 3), shift, Gather(torch.arange(12), [12]))
     images = torch.rand(2, 2, 2, 3, dtype=torch.float64)
     assert torch.equal(network(images)[0], torch.tensor([0.5] * 6 + [0.25] * 6, dtype=torch.float64))

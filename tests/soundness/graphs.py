@@ -16,7 +16,7 @@ from lipflow.frozen import Frozen
 from lipflow.graph import UNIT, Domain, Graph
 from lipflow.node import Vertex
 from lipflow.operators import ConvOperator, DenseOperator, FourierMultiplier
-from lipflow.operators.certified import CertifiedOperator, certify
+from lipflow.operators.certified import CertifiedOperator, certified_operator
 from lipflow.primitives import (
     NONLINEARITIES,
     Affine,
@@ -99,23 +99,25 @@ COEFFICIENTS = [1.0, -1.0, 0.5, 0.3, -1.7, 2.0, 1 / 3, 0.0]
 
 
 def dense(draw: Draw, into: int) -> CertifiedOperator:
-    return certify(DenseOperator(draw.normal(draw.integer(1, 4), into)))
+    return certified_operator(DenseOperator(draw.normal(draw.integer(1, 4), into)))
 
 
 def convolution(draw: Draw, shape: Shape) -> CertifiedOperator:
     kernel = draw.normal(draw.integer(1, 2), shape[0], *(draw.integer(1, min(2, n)) for n in shape[1:]))
-    return certify(ConvOperator(kernel, (shape[1], shape[2]), draw.integer(0, 1), draw.choose(["zeros", "circular"])))
+    return certified_operator(
+        ConvOperator(kernel, (shape[1], shape[2]), draw.integer(0, 1), draw.choose(["zeros", "circular"]))
+    )
 
 
 def transposed(draw: Draw, shape: Shape) -> CertifiedOperator:
     kernel = draw.normal(shape[0], draw.integer(1, 2), 2, 2)
-    return certify(ConvOperator(kernel, (shape[1] + 1, shape[2] + 1), 0)).certified_adjoint()
+    return certified_operator(ConvOperator(kernel, (shape[1] + 1, shape[2] + 1), 0)).certified_adjoint()
 
 
 def fourier(draw: Draw, shape: Shape) -> CertifiedOperator:
     height, width = shape[1:]
     matrices = torch.complex(*(draw.normal(height, width // 2 + 1, 2, shape[0]) for _ in range(2)))
-    return certify(FourierMultiplier(matrices, (height, width)))
+    return certified_operator(FourierMultiplier(matrices, (height, width)))
 
 
 def operator(draw: Draw, shape: Shape) -> CertifiedOperator:
@@ -143,7 +145,7 @@ def proximal(draw: Draw, shape: Shape) -> Proximal:
 
 def series(draw: Draw, shape: Shape) -> TruncatedExponential:
     m = draw.normal(*shape, *shape)
-    return TruncatedExponential(certify(DenseOperator((m - m.T) / 2)), 0.7, draw.integer(1, 5))
+    return TruncatedExponential(certified_operator(DenseOperator((m - m.T) / 2)), 0.7, draw.integer(1, 5))
 
 
 def householder(draw: Draw, shape: Shape) -> Householder:
@@ -223,8 +225,8 @@ def random_graph(seed: int, kinds: list = ALL, domain: Domain | None = None, cla
         places = sorted({draw.integer(0, len(shapes) - 1), len(shapes) - 1, len(shapes) - 2})
         add(gather(draw, [shapes[i] for i in places], (4,)), *places)
     last = len(shapes) - 1
-    add(Affine(certify(DenseOperator(draw.normal(classes, 4))), draw.normal(classes)), last - 1)
-    add(Affine(certify(DenseOperator(draw.normal(classes, 4))), None), last)
+    add(Affine(certified_operator(DenseOperator(draw.normal(classes, 4))), draw.normal(classes)), last - 1)
+    add(Affine(certified_operator(DenseOperator(draw.normal(classes, 4))), None), last)
     add(Sum([draw.choose([1.0, 0.7]), -0.3]), last + 1, last + 2)
     return wired(shape, *steps, domain=draw.choose(DOMAINS) if domain is None else domain)
 

@@ -18,7 +18,7 @@ import lipflow
 from lipflow import check, frozen
 from lipflow.certificate import file as certificate_file
 from lipflow.operators import DenseOperator, certified
-from lipflow.operators.certified import certify
+from lipflow.operators.certified import certified_operator
 from lipflow.primitives import (
     NONLINEARITIES,
     Affine,
@@ -83,7 +83,7 @@ def _center(bias: float) -> nn.Sequential:
 def _within(bias: float) -> lipflow.Frozen:
     """Biases that cancel in one layer: with the rows w and -w, Wᵀσ(Wx + B) = (x + B) - (-x + B) = 2x."""
     identity = torch.eye(3, dtype=torch.float64)
-    op = certify(DenseOperator(torch.cat([identity, -identity])))
+    op = certified_operator(DenseOperator(torch.cat([identity, -identity])))
     return chain(
         (3,), Descent(op, torch.full((6,), bias, dtype=torch.float64), NONLINEARITIES["relu"], step_size(op.norm))
     )
@@ -129,7 +129,7 @@ def test_rounding_bound_grows_with_biases_or_freeze_refuses(name, bias):
 
 def _overflows() -> lipflow.Frozen:
     """With ‖W‖ = 1e160, Wᵀσ(Wx + b) reaches 1e320, beyond float64, however small h is."""
-    op = certify(DenseOperator(torch.tensor([[1e160, 0.0]], dtype=torch.float64)))
+    op = certified_operator(DenseOperator(torch.tensor([[1e160, 0.0]], dtype=torch.float64)))
     bias = torch.tensor([-0.55e160], dtype=torch.float64)
     return chain((2,), Descent(op, bias, NONLINEARITIES["relu"], step_size(op.norm)))
 
@@ -169,13 +169,16 @@ EYE = torch.eye(2, dtype=torch.float64)
 SKEW = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
 RELU, BIAS = NONLINEARITIES["relu"], torch.zeros(2, dtype=torch.float64)
 WITH = {  # a primitive with the subnormal number h, and the weight and description of its twin in the checker
-    "descent": (lambda h: Descent(certify(DenseOperator(EYE)), BIAS, RELU, h), (EYE, dict(h=...))),
-    "proximal, h": (lambda h: Proximal(certify(DenseOperator(EYE)), BIAS, RELU, h, 0.5, 3, False), None),
+    "descent": (lambda h: Descent(certified_operator(DenseOperator(EYE)), BIAS, RELU, h), (EYE, dict(h=...))),
+    "proximal, h": (lambda h: Proximal(certified_operator(DenseOperator(EYE)), BIAS, RELU, h, 0.5, 3, False), None),
     "proximal": (
-        lambda h: Proximal(certify(DenseOperator(EYE)), BIAS, RELU, 0.5, h, 3, False),
+        lambda h: Proximal(certified_operator(DenseOperator(EYE)), BIAS, RELU, 0.5, h, 3, False),
         (EYE, dict(h=0.5, tau=..., iterations=3, reflect=False)),
     ),
-    "series": (lambda h: TruncatedExponential(certify(DenseOperator(SKEW)), h, 3), (SKEW, dict(h=..., terms=3))),
+    "series": (
+        lambda h: TruncatedExponential(certified_operator(DenseOperator(SKEW)), h, 3),
+        (SKEW, dict(h=..., terms=3)),
+    ),
     "avg_pool": (lambda h: AvgPool((1, 1), h), (None, dict(window=[1, 1], divisor=...))),
     "sum": (lambda h: Sum([1.0, h]), (None, dict(coefficients=[1.0, ...]))),
     "scale": (lambda h: chain((2,), Scale(torch.tensor([1.0, h], dtype=torch.float64))), None),
@@ -211,7 +214,7 @@ def _checked(kind: str, weight: Tensor | None = None, **entry) -> check.Primitiv
 
 
 def test_numbers_of_iterations_and_terms_are_limited():
-    eye, skew = certify(DenseOperator(EYE)), certify(DenseOperator(SKEW))
+    eye, skew = certified_operator(DenseOperator(EYE)), certified_operator(DenseOperator(SKEW))
     with pytest.raises(ValueError, match="proximal"):
         Proximal(eye, None, NONLINEARITIES["relu"], 0.5, 0.5, MAX_STEPS + 1, False)
     with pytest.raises(ValueError, match="series"):
@@ -282,7 +285,7 @@ def test_the_checker_refuses_the_same(small, monkeypatch, tmp_path):
     monkeypatch.setattr(frozen, "require_numbers", lambda vertex: None)
     if small:
         weight = torch.tensor([[1.0, 1e-309], [0.0, 1.0]], dtype=torch.float64)
-        network = chain((2,), Affine(certify(DenseOperator(weight)), None))
+        network = chain((2,), Affine(certified_operator(DenseOperator(weight)), None))
     else:
         network = _overflows()
     x = torch.tensor([[0.5, 0.1]], dtype=torch.float64)

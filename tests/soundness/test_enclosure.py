@@ -19,7 +19,7 @@ import lipflow
 from lipflow import check
 from lipflow.graph import fold
 from lipflow.operators import ConvOperator, DenseOperator
-from lipflow.operators.certified import CertifiedOperator, certify
+from lipflow.operators.certified import CertifiedOperator, certified_operator
 from lipflow.primitives import (
     KINDS,
     NONLINEARITIES,
@@ -147,15 +147,15 @@ def test_a_bias_counts_at_every_position():
 
 
 def _dense(rows: int, columns: int, g: Draw, scale: float = 1.0) -> CertifiedOperator:
-    return certify(DenseOperator(scale * g.normal(rows, columns)))
+    return certified_operator(DenseOperator(scale * g.normal(rows, columns)))
 
 
 def _affine_of(rows: list[list[float]]) -> Affine:
-    return Affine(certify(DenseOperator(torch.tensor(rows, dtype=torch.float64))), None)
+    return Affine(certified_operator(DenseOperator(torch.tensor(rows, dtype=torch.float64))), None)
 
 
 def _conv(shape: Shape, g: Draw, in_size: tuple[int, int], **geometry) -> CertifiedOperator:
-    return certify(ConvOperator(g.normal(*shape), in_size, **geometry))
+    return certified_operator(ConvOperator(g.normal(*shape), in_size, **geometry))
 
 
 def _affine(op: CertifiedOperator, g: Draw, bias: float = 1.0) -> Affine:
@@ -174,7 +174,7 @@ def _proximal(op: CertifiedOperator, g: Draw, reflect: bool, bias: bool = True) 
 
 def _skew(g: Draw) -> CertifiedOperator:
     m = g.normal(3, 3)
-    return certify(DenseOperator((m - m.T) / 2))
+    return certified_operator(DenseOperator((m - m.T) / 2))
 
 
 def _gather(index: Sequence, *sizes: int) -> Gather:
@@ -422,7 +422,9 @@ def test_pair_bounds_include_the_rounding_of_rows():
     g = Draw(torch.Generator().manual_seed(0))
     for size in (1.0, 1e-40):
         w, a, order = size * g.normal(1, 6), size * g.normal(6, 6), torch.tensor([3, 1, 5, 0, 2, 4])
-        matrices = [Affine(certify(DenseOperator(m)), None) for m in (a, a[order], w, w[:, order] * (1 + 2.0**-52))]
+        matrices = [
+            Affine(certified_operator(DenseOperator(m)), None) for m in (a, a[order], w, w[:, order] * (1 + 2.0**-52))
+        ]
         places = (1,), (1,), (2,), (3,)
         steps = (Pointwise("relu"), (0,)), *zip(matrices, places, strict=True), (_gather([0, 1], 1, 1), (4, 5))
         frozen = wired((6,), *steps)
@@ -460,7 +462,7 @@ def test_pair_bounds_include_underflow_of_rows(flush):
     torch.set_flush_denormal(flush)  # has no effect on some processors
     try:
         big = Scale(torch.full((100,), 2.0**890, dtype=torch.float64))
-        matrices = [Affine(certify(DenseOperator(m)), None) for m in (first, last)]
+        matrices = [Affine(certified_operator(DenseOperator(m)), None) for m in (first, last)]
         frozen = graphs.chain((100,), big, Pointwise("relu"), *matrices)
     finally:
         torch.set_flush_denormal(False)
@@ -487,7 +489,7 @@ def _permuted(frozen: lipflow.Frozen, seed: int) -> lipflow.Frozen:
         if not isinstance(p, Descent):
             return p
         order, op = torch.randperm(p.op.out_shape[0], generator=generator), p.op.op
-        return replace(p, op=certify(op.with_weight(op.weight[order])), bias=p.bias[order])
+        return replace(p, op=certified_operator(op.with_weight(op.weight[order])), bias=p.bias[order])
 
     return rebuilt(frozen, permute)
 

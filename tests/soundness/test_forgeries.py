@@ -23,7 +23,7 @@ from lipflow.graph import Graph
 from lipflow.graph.file import describe
 from lipflow.node import Vertex
 from lipflow.operators import ConvOperator, DenseOperator
-from lipflow.operators.certified import certify
+from lipflow.operators.certified import certified_operator
 from lipflow.primitives import (
     NONLINEARITIES,
     Affine,
@@ -52,7 +52,7 @@ def _zeros(*shape: int) -> Tensor:
 
 
 def _matrix(weight: Tensor) -> Affine:
-    return Affine(certify(DenseOperator(weight)), None)
+    return Affine(certified_operator(DenseOperator(weight)), None)
 
 
 def _joined(copies: int) -> Tensor:
@@ -75,7 +75,7 @@ def _flat(entries: int) -> Gather:
 def _too_small() -> list[Step]:
     """A second difference with the norm of one pixel, 2, applied to two pixels, where its norm is 3."""
     kernel = torch.tensor([[[[-1.0, 2.0, -1.0]]]], dtype=torch.float64)
-    return [(Affine(certify(ConvOperator(kernel, (1, 1), (0, 1))), None), (0,)), (_flat(2), (1,))]
+    return [(Affine(certified_operator(ConvOperator(kernel, (1, 1), (0, 1))), None), (0,)), (_flat(2), (1,))]
 
 
 def _one_by_one() -> ConvOperator:
@@ -97,7 +97,7 @@ FORGERIES: dict[str, tuple[Callable[..., list[Step]], tuple[int, ...]]] = {
         (1, 1, 2),
     ),
     "a bias for each of many channels": (
-        lambda k=COPIES: _then_joined((Affine(certify(_one_by_one()), _zeros(k)), (0,)), copies=k),
+        lambda k=COPIES: _then_joined((Affine(certified_operator(_one_by_one()), _zeros(k)), (0,)), copies=k),
         (1, 1, 2),
     ),
     "an angle for each of many pairs": (
@@ -222,7 +222,7 @@ def honest() -> lipflow.Frozen:
         (bias, ()),
         (Sum([1.0, -1.0]), (4, 5)),
         (Scale(torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)), (6,)),
-        (Affine(certify(DenseOperator(last)), torch.zeros(2, dtype=torch.float64)), (7,)),
+        (Affine(certified_operator(DenseOperator(last)), torch.zeros(2, dtype=torch.float64)), (7,)),
     )
 
 
@@ -391,7 +391,7 @@ CONDITIONS: dict[str, tuple[Callable, str, str]] = {
 
 @pytest.mark.parametrize("name", CONDITIONS)
 def test_both_programs_check_the_conditions_of_a_constant(name, tmp_path):
-    matrix = certify(DenseOperator(torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)))
+    matrix = certified_operator(DenseOperator(torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)))
     proximal = Proximal(matrix, None, NONLINEARITIES["relu"], 1.0, 0.5, 5, False)
     frozen = chain((2,), proximal, TruncatedExponential(matrix, 1.0, 5))
     certificate(tmp_path, frozen, points(frozen, 2))

@@ -13,7 +13,7 @@ import torch
 
 from lipflow import ConvOperator, DenseOperator, check
 from lipflow.operators import norm
-from lipflow.operators.certified import certify
+from lipflow.operators.certified import certified_operator
 from tests.operators.geometry import Geometry, draw_geometry, gaussian, svd_norm
 from tests.operators.test_norm import WAYS, take
 from tests.soundness.graphs import Draw, fourier
@@ -23,7 +23,7 @@ EXACT = [0, 0]
 
 def claim_of(op: ConvOperator) -> tuple[check.Linear, dict]:
     """An operator as the checker reads it, and the claim on its norm."""
-    held = certify(op)
+    held = certified_operator(op)
     return check.Linear(held.weight.numpy(), held.geometry), held.proof
 
 
@@ -129,8 +129,8 @@ def _described(kind: str, seed: int) -> tuple[dict, dict, dict, float]:
     """(description, tensors, claim, a number just below the norm) of a random operator, as in a file."""
     draw = Draw(torch.Generator().manual_seed(seed))
     op = {
-        "matrix": lambda: certify(DenseOperator(draw.normal(4, 3))),
-        "convolution": lambda: certify(ConvOperator(draw.normal(2, 3, 3, 2), (4, 5), stride=2)),
+        "matrix": lambda: certified_operator(DenseOperator(draw.normal(4, 3))),
+        "convolution": lambda: certified_operator(ConvOperator(draw.normal(2, 3, 3, 2), (4, 5), stride=2)),
         "fourier": lambda: fourier(draw, (3, 4, 5)),
     }[kind]()
     if kind == "fourier":

@@ -18,7 +18,7 @@ from torch import Tensor
 import lipflow
 from lipflow.certificate import from_logits
 from lipflow.operators import DenseOperator
-from lipflow.operators.certified import certify
+from lipflow.operators.certified import certified_operator
 from lipflow.primitives import Affine
 from lipflow.rounding import sqrt_up
 from tests import campaigns
@@ -159,7 +159,7 @@ def test_the_attack_breaks_networks_without_slack(weakened, dtype, trained):
 def _tight(seed: int) -> lipflow.Frozen:
     """Three rotations or reflections of 3 pixels: every pair bound is attained everywhere."""
     draw = Draw(torch.Generator().manual_seed(seed))
-    turns = [certify(DenseOperator(torch.linalg.qr(draw.normal(3, 3)).Q)) for _ in range(3)]
+    turns = [certified_operator(DenseOperator(torch.linalg.qr(draw.normal(3, 3)).Q)) for _ in range(3)]
     return chain((3,), *(Affine(op, draw.normal(3)) for op in turns))
 
 

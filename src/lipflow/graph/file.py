@@ -14,7 +14,7 @@ from lipflow.graph.fold import Domain
 from lipflow.graph.graph import Graph
 from lipflow.node import LoweringError, Vertex
 from lipflow.operators import ConvOperator, DenseOperator, FourierMultiplier
-from lipflow.operators.certified import CertifiedAdjoint, CertifiedFourier, CertifiedOperator, certify
+from lipflow.operators.certified import CertifiedAdjoint, CertifiedFourier, CertifiedOperator, certified_operator
 from lipflow.primitives import KINDS, NONLINEARITIES, Input, Primitive
 from lipflow.primitives.nonlinearity import EXACT_SIGMAS, Nonlinearity, name_of
 
@@ -146,7 +146,7 @@ def _operator(entry: dict[str, Any], tensors: dict[str, Tensor]) -> CertifiedOpe
         weight = torch.complex(_tensor(tensors, entry["real"]), _tensor(tensors, entry["imaginary"]))
     else:
         weight = _tensor(tensors, entry["weight"])
-    op = certify(kind(weight, **entry["geometry"]))
+    op = certified_operator(kind(weight, **entry["geometry"]))
     return op.certified_adjoint() if entry["adjoint"] else op
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lipflow.node import LoweringError, Vertex
 from lipflow.operators import LinearOperator
-from lipflow.operators.certified import CertifiedOperator, certify
+from lipflow.operators.certified import CertifiedOperator, certified_operator
 from lipflow.primitives import Constant, Gather, Input, Primitive, Sum
 from lipflow.shapes import Shape
 
@@ -218,7 +218,7 @@ def _take(values: Tensor, index: Tensor) -> Tensor:
 
 def certified(graph: Graph) -> Graph:
     """The same graph in certified arithmetic: float64, every operator's norm bounded once."""
-    builder, once = Builder(torch.float64), cache(certify)
+    builder, once = Builder(torch.float64), cache(certified_operator)
     new: dict[Vertex, Vertex] = {}
     for vertex in graph.vertices:
         try:

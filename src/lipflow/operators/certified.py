@@ -61,10 +61,10 @@ class CertifiedOperator(LinearOperator):
         return self.op.geometry
 
 
-def certify(op: LinearOperator) -> CertifiedOperator:
+def certified_operator(op: LinearOperator) -> CertifiedOperator:
     """An operator in certified arithmetic: its weights copied to float64, its norm bounded once."""
     if isinstance(op, Adjoint):
-        return certify(op.op).certified_adjoint()
+        return certified_operator(op.op).certified_adjoint()
     kind = _CERTIFIED.get(type(op))
     if kind is None:
         known = ", ".join(known.__name__ for known in _CERTIFIED)
