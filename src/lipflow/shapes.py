@@ -1,4 +1,4 @@
-"""The shape of one input, and batches of them."""
+"""Shapes of inputs, and checks of shapes and sizes."""
 
 from collections.abc import Sequence
 
@@ -31,3 +31,29 @@ def require_batch(x: Tensor, in_shape: Shape) -> None:
     elif x.ndim == 4 and (shape[3], *shape[1:3]) == in_shape:
         hint = "; channels come first, x.permute(0, 3, 1, 2)"
     raise ValueError(f"this network takes images (batch, {', '.join(map(str, in_shape))}), not {shape}{hint}")
+
+
+def require_flat(shape: Shape | None, features: int) -> None:
+    """Raise unless an input of a dense layer is one vector: with several, the bias would be added to each of them."""
+    if shape is not None and len(shape) != 1:
+        raise ValueError(f"a dense layer takes (batch, {features}), not (batch, {str(tuple(shape))[1:]}; flatten it")
+
+
+def require_images(shape: Shape, channels: int) -> None:
+    """Raise if an input of a convolution is not an image with its channels."""
+    if len(shape) != 3 or shape[0] != channels:
+        raise ValueError(
+            f"this layer takes images (batch, {channels}, height, width), not (batch, {str(tuple(shape))[1:]}"
+        )
+
+
+def require_positive(**sizes: int) -> None:
+    """Raise if a size is not an integer of at least 1."""
+    require_at_least(1, **sizes)
+
+
+def require_at_least(least: int, **sizes: int) -> None:
+    """Raise if a size is not an integer of at least `least`."""
+    for name, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < least:
+            raise ValueError(f"{name} must be an integer of at least {least}, not {size!r}")

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from lipflow.flows.cache import Cache
 from lipflow.flows.scale import ReshapedScale, Scale, SpectralScale
-from lipflow.flows.weight import ConvWeight, DenseWeight, Weight, new_bias, require_positive
+from lipflow.flows.weight import ConvWeight, DenseWeight, Weight, new_bias
 from lipflow.operators import LinearOperator
 from lipflow.operators.conv import Padding
+from lipflow.shapes import require_positive
 
 
 class Parameterisation(nn.Module, ABC):

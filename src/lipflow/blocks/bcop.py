@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lipflow.blocks.affine import Affine, Parameterisation
-from lipflow.flows.weight import require_flat, require_images, require_positive
 from lipflow.operators import ConvOperator, DenseOperator
 from lipflow.operators.norm import without_autocast
+from lipflow.shapes import require_flat, require_images, require_positive
 
 ITERATIONS = 20  # of Björck's, as published
 

@@ -11,9 +11,10 @@ from torch import Tensor
 from lipflow.blocks.affine import Affine, Parameterisation
 from lipflow.flows.resolvent import inverse, symbols
 from lipflow.flows.scale import LearnedScale
-from lipflow.flows.weight import ConvWeight, DenseWeight, require_flat
+from lipflow.flows.weight import ConvWeight, DenseWeight
 from lipflow.operators import ConvOperator, DenseOperator, FourierMultiplier, LinearOperator
 from lipflow.operators.norm import without_autocast
+from lipflow.shapes import require_flat
 
 
 def cayley_transform(w: Tensor) -> Tensor:

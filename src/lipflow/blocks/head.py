@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from lipflow.flows.weight import require_positive
+from lipflow.shapes import require_positive
 
 
 class Head(nn.Module, ABC):

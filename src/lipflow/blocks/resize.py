@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lipflow.flows.weight import require_positive
+from lipflow.shapes import require_positive
 
 
 class _Channels(nn.Module):

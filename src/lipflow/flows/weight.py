@@ -13,7 +13,7 @@ from lipflow.flows.cache import Cache
 from lipflow.operators import ConvOperator, DenseOperator, LinearOperator, norm_estimate
 from lipflow.operators.conv import Padding
 from lipflow.operators.norm import norm, power_iteration, start_vector, top_singular_vector
-from lipflow.shapes import Shape
+from lipflow.shapes import Shape, require_flat, require_images, require_positive
 
 WARM_UP = 10  # power iterations for a new vector, so that training starts near the norm
 
@@ -219,20 +219,6 @@ class ConvWeight(Weight):
 _DEFAULTS = dict(padding="same", padding_mode="zeros", stride=1, dilation=1, groups=1)
 
 
-def require_flat(shape: Shape | None, features: int) -> None:
-    """Raise unless an input of a dense layer is one vector: with several, the bias would be added to each of them."""
-    if shape is not None and len(shape) != 1:
-        raise ValueError(f"a dense layer takes (batch, {features}), not (batch, {str(tuple(shape))[1:]}; flatten it")
-
-
-def require_images(shape: Shape, channels: int) -> None:
-    """Raise if an input of a convolution is not an image with its channels."""
-    if len(shape) != 3 or shape[0] != channels:
-        raise ValueError(
-            f"this layer takes images (batch, {channels}, height, width), not (batch, {str(tuple(shape))[1:]}"
-        )
-
-
 def _pair(name: str, size: tuple[int, int]) -> tuple[int, int]:
     """(height, width). Raises if it is not a pair of integers of at least 1."""
     if not isinstance(size, tuple | list) or len(size) != 2:
@@ -241,18 +227,6 @@ def _pair(name: str, size: tuple[int, int]) -> tuple[int, int]:
     for side in size:
         require_positive(**{name: side})
     return size[0], size[1]
-
-
-def require_positive(**sizes: int) -> None:
-    """Raise if a size is not an integer of at least 1."""
-    require_at_least(1, **sizes)
-
-
-def require_at_least(least: int, **sizes: int) -> None:
-    """Raise if a size is not an integer of at least `least`."""
-    for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < least:
-            raise ValueError(f"{name} must be an integer of at least {least}, not {size!r}")
 
 
 def new_bias(channels: int, fan_in: int) -> nn.Parameter:

@@ -11,8 +11,8 @@ from torch import nn
 from lipflow.blocks import AvgPool, LastLayerNormalization, Normalize, PadChannels, Truncate
 from lipflow.blocks.normalize import Values
 from lipflow.flows import Sequential, cpl_conv, cpl_dense
-from lipflow.flows.weight import require_at_least, require_positive
 from lipflow.models.network import Network
+from lipflow.shapes import require_at_least, require_positive
 
 
 def cpl(

@@ -16,8 +16,8 @@ from torch import nn
 from lipflow.blocks import AvgPool, LastLayerNormalization, Normalize, PadChannels, SpaceToDepth
 from lipflow.blocks.normalize import Values
 from lipflow.flows import Sequential, Weight, cpl_conv, cpl_dense
-from lipflow.flows.weight import require_at_least, require_positive
 from lipflow.models.network import Network
+from lipflow.shapes import require_at_least, require_positive
 
 NOISE_STD = 0.02  # of the initial kernel of a convolution
 

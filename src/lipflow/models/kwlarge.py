@@ -25,8 +25,8 @@ from lipflow.blocks import (
 )
 from lipflow.blocks.normalize import Values
 from lipflow.flows import Sequential
-from lipflow.flows.weight import require_positive
 from lipflow.models.network import Network
+from lipflow.shapes import require_positive
 
 # The convolution, the dense layer, and the kernel of strided convolutions after space-to-depth. As published, a strided
 # 3×3 kernel becomes 1×1, and a strided 4×4 kernel 2×2.

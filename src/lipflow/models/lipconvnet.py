@@ -14,8 +14,8 @@ from lipflow.blocks import Householder, LastLayerNormalization, MaxMin, Normaliz
 from lipflow.blocks.normalize import Values
 from lipflow.blocks.soc import TERMS, TRAIN_TERMS, soc_conv, soc_dense
 from lipflow.flows import Sequential
-from lipflow.flows.weight import require_positive
 from lipflow.models.network import Network
+from lipflow.shapes import require_positive
 
 ACTIVATIONS: dict[str, Callable[[int], nn.Module]] = {"maxmin": lambda channels: MaxMin(), "householder": Householder}
 
