@@ -50,7 +50,8 @@ class Weight(nn.Module, ABC):
 
     def estimate(self, op: LinearOperator, iterations: int = 1) -> Tensor:
         """‖Wu‖ ≤ ‖W‖ for the `top_vector` u: from below, differentiable."""
-        return norm_estimate(op, self.top_vector(op, iterations), 0)
+        u = self.top_vector(op, iterations)
+        return norm_estimate(op, u, iterations=0)  # ‖Wu‖
 
     def top_vector(self, op: LinearOperator, iterations: int = 1) -> Tensor:
         """A unit vector u with ‖Wu‖ close to ‖W‖. Training stores it for the next step."""
@@ -109,8 +110,8 @@ def track_top_vector(
     """A unit vector u with ‖Wu‖ close to ‖W‖: the paper's Algorithm 1.
 
     Training makes some power iterations from the last u and passes the result to `keep`. In evaluation, where `keep` is
-    None, the paper makes 100. Lanczos' method is more accurate with as many products; its result is
-    cached until W changes.
+    None, the paper makes 100. Lanczos' method is more accurate with as many products; its result is cached until W
+    changes.
     """
     if keep is not None:
         return keep(power_iteration(op, u, iterations)) if may_store() else u
