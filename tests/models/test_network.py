@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lipflow
-from lipflow import Network, blocks
+from lipflow import Network
 from tests import contract
 
 
@@ -75,6 +75,6 @@ def test_a_meta_network_takes_the_tensors_of_a_state_dict(network):
 
 
 def test_the_last_stage_is_a_head():
-    network = Network(OrderedDict(flatten=blocks.Flatten(), last=torch.nn.Linear(4, 2)), (1, 2, 2))
+    network = Network(OrderedDict(flatten=torch.nn.Flatten(), last=torch.nn.Linear(4, 2)), (1, 2, 2))
     with pytest.raises(TypeError, match=r"the last stage of a Network is a Head, .* not Linear"):
         _ = network.head
