@@ -55,6 +55,7 @@ if TYPE_CHECKING:  # the same names for type checkers
     from lipflow import rounding as rounding
     from lipflow import shapes as shapes
     from lipflow import testing as testing
+    from lipflow import torch_state as torch_state
     from lipflow import train as train
     from lipflow import untrusted as untrusted
     from lipflow.blocks import bcop_conv as bcop_conv

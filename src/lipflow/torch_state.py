@@ -1,13 +1,30 @@
-"""The state of torch during a computation: transforms, recomputation, inference mode.
+"""The state of torch during a computation: autocast, transforms, recomputation, inference mode.
 
-All uses of private functions of torch are here.
+Private functions of torch that report its state are used here only.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of products of x. Autocast does not change float64."""
+    return torch.get_autocast_dtype(x.device.type) if autocasts(x) else x.dtype
+
+
+def autocasts(x: Tensor) -> bool:
+    """Whether autocast rounds products of x."""
+    return not x.is_meta and x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type)
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """Disable autocast on x's device, so that norms and step sizes have at least the precision of float32."""
+    kind = x.device.type
+    autocast = not x.is_meta and torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if autocast else nullcontext()
 
 
 def transformed() -> bool:

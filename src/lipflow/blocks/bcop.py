@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from lipflow.blocks.affine import Affine, Parameterisation
 from lipflow.operators import ConvOperator, DenseOperator
-from lipflow.operators.norm import without_autocast
 from lipflow.shapes import require_flat, require_images, require_positive
+from lipflow.torch_state import without_autocast
 
 ITERATIONS = 20  # of Björck's, as published
 

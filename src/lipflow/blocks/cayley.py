@@ -13,8 +13,8 @@ from lipflow.flows.resolvent import inverse, symbols
 from lipflow.flows.scale import LearnedScale
 from lipflow.flows.weight import ConvWeight, DenseWeight
 from lipflow.operators import ConvOperator, DenseOperator, FourierMultiplier, LinearOperator
-from lipflow.operators.norm import without_autocast
 from lipflow.shapes import require_flat
+from lipflow.torch_state import without_autocast
 
 
 def cayley_transform(w: Tensor) -> Tensor:

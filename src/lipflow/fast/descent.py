@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lipflow.fast.torch_state import is_batch_of_gradients, transformed
 from lipflow.operators import ConvOperator, DenseOperator, LinearOperator
 from lipflow.operators.columns import Columns
-from lipflow.operators.norm import norm, without_autocast
+from lipflow.operators.norm import norm
 from lipflow.operators.operator import add_bias
+from lipflow.torch_state import autocasts, is_batch_of_gradients, product_dtype, transformed, without_autocast
 
 Sigma = Callable[[Tensor], Tensor]
 MIN_CHANNELS = 16  # convolutions to fewer channels run by columns: oneDNN computes 16 at a time
@@ -102,16 +102,6 @@ def _fusible(x: Tensor, op: LinearOperator) -> bool:
         and not transformed()
         and (product_dtype(x) == torch.bfloat16 if autocasts(x) else x.dtype == op.weight.dtype)
     )
-
-
-def product_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of products of x. Autocast does not change float64."""
-    return torch.get_autocast_dtype(x.device.type) if autocasts(x) else x.dtype
-
-
-def autocasts(x: Tensor) -> bool:
-    """Whether autocast rounds products of x."""
-    return not x.is_meta and x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type)
 
 
 class _Descend(torch.autograd.Function):

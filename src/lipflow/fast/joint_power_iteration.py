@@ -11,7 +11,8 @@ from torch import Tensor
 
 from lipflow.operators import ConvOperator, LinearOperator
 from lipflow.operators.columns import run
-from lipflow.operators.norm import power_iteration, without_autocast
+from lipflow.operators.norm import power_iteration
+from lipflow.torch_state import without_autocast
 
 MAX_GROUP = 32  # operators in one iteration: their vectors and columns are in memory at once
 

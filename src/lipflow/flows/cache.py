@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lipflow.fast.torch_state import in_memory, may_store, storing, transformed
+from lipflow.torch_state import in_memory, may_store, storing, transformed
 
 
 class Cache:

@@ -18,16 +18,15 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from lipflow.fast.descent import autocasts
-from lipflow.fast.torch_state import is_batch_of_gradients, transformed
 from lipflow.flows.field import Convex
 from lipflow.node import Node
-from lipflow.operators.norm import norm, without_autocast
+from lipflow.operators.norm import norm
 from lipflow.primitives import LiveProximal, Norm
 from lipflow.primitives.declared import declared
 from lipflow.primitives.descent import UNSOLVED
 from lipflow.rounding import add_up, mul_up, norm_up
 from lipflow.shapes import Shape
+from lipflow.torch_state import autocasts, is_batch_of_gradients, transformed, without_autocast
 
 Gradient = Callable[[Tensor], Tensor]
 

@@ -11,7 +11,7 @@ from lipflow.flows.field import Skew
 from lipflow.operators import ConvOperator, DenseOperator, LinearOperator
 from lipflow.operators.fourier import phases, symbol
 from lipflow.operators.multiplier import multiply
-from lipflow.operators.norm import without_autocast
+from lipflow.torch_state import without_autocast
 
 MAX_BATCHED_ROWS = 128  # of the matrices that torch inverts in batches
 

@@ -11,11 +11,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from lipflow.fast.torch_state import storing
 from lipflow.flows.cache import Cache
 from lipflow.flows.weight import WARM_UP, Weight, track_top_vector
 from lipflow.operators import DenseOperator, LinearOperator, norm_estimate
 from lipflow.operators.norm import norm, power_iteration, start_vector
+from lipflow.torch_state import storing
 
 
 class Scale(nn.Module, ABC):

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lipflow.fast import Layer, NormStep, descend, joint_power_iteration
-from lipflow.fast.torch_state import may_store, transformed
 from lipflow.flows.field import ConvexPotential
 from lipflow.flows.flow import Flow
 from lipflow.flows.step import ExplicitEuler
 from lipflow.node import Node
 from lipflow.operators import ConvOperator, LinearOperator
+from lipflow.torch_state import may_store, transformed
 
 M = TypeVar("M", bound=nn.Module)
 Vectors = dict[int, Tensor]  # the unit vectors of this forward pass, by the id of their weight

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lipflow.fast.torch_state import may_store, storing
 from lipflow.flows.cache import Cache
 from lipflow.operators import ConvOperator, DenseOperator, LinearOperator, norm_estimate
 from lipflow.operators.conv import Padding
 from lipflow.operators.norm import norm, power_iteration, start_vector, top_singular_vector
 from lipflow.shapes import Shape, require_flat, require_images, require_positive
+from lipflow.torch_state import may_store, storing
 
 WARM_UP = 10  # power iterations for a new vector, so that training starts near the norm
 

@@ -7,7 +7,6 @@ The proofs are in docs/norms.md.
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from fractions import Fraction
 
 import torch
@@ -21,6 +20,7 @@ from lipflow.operators.multiplier import FourierMultiplier
 from lipflow.operators.operator import Adjoint, LinearOperator
 from lipflow.operators.strip import exact_columns, strip_bound, strip_shift, strip_work, torus_columns
 from lipflow.rounding import TINY, U, gamma, power_of_two, sqrt_up, square_sum_bound, subnormal, up
+from lipflow.torch_state import without_autocast
 
 EXACT_SIDE: Side = (0, 0)  # in place of the side of a torus, for an axis that is bounded without one
 NO_TORUS: Torus = (EXACT_SIDE, EXACT_SIDE)
@@ -93,13 +93,6 @@ def top_singular_vector(op: LinearOperator, start: Tensor, steps: int = 100) -> 
             off_diagonal.append(length)
             q = w / length
     return _unit(ritz).reshape(op.in_shape)
-
-
-def without_autocast(x: Tensor) -> AbstractContextManager[object]:
-    """Disable autocast on x's device, so that norms and step sizes have at least the precision of float32."""
-    kind = x.device.type
-    autocast = not x.is_meta and torch.is_autocast_enabled(kind)
-    return torch.autocast(kind, enabled=False) if autocast else nullcontext()
 
 
 def norm(x: Tensor) -> Tensor:
