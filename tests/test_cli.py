@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import typing
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from lipflow import cli
 from lipflow.commands.train import Choices, chosen
 from lipflow.losses import MultiMargin
 from lipflow.train import Run
-from lipflow.train.recipe import CHOICES, SGD, Adam, numbers
+from lipflow.train.recipe import CHOICES, SGD, Adam
 from lipflow.train.schedule import MultiStep
 from lipflow.train.signals import Interrupted, NonFiniteLoss
 from tests.train.tiny import FLAGS
@@ -90,7 +91,7 @@ def test_train_has_a_flag_for_every_number_of_every_choice():
     hints = typing.get_type_hints(Choices)
     for choice, kinds in CHOICES.items():
         assert typing.get_args(hints.pop(choice)) == tuple(kinds)
-    of_kinds = [(kind, number) for kinds in CHOICES.values() for kind in kinds.values() for number in numbers(kind)]
+    of_kinds = [(kind, number) for kinds in CHOICES.values() for kind in kinds.values() for number in fields(kind)]
     for kind, number in of_kinds:
         assert hints[number.name] == typing.get_type_hints(kind)[number.name]
         assert getattr(Choices, number.name) == number.default

@@ -9,25 +9,26 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lipflow.blocks import Head
-
 
 class Loss(ABC):
-    """A loss of logits (batch, classes) against labels (batch,); only `certificate` uses the head of the network."""
+    """A loss of logits (batch, classes) against labels (batch,).
+
+    `pairs` are the Lipschitz constants of fᵢ - fⱼ, `network.pair_constants()`; only `certificate` uses them.
+    """
 
     @abstractmethod
-    def each(self, logits: Tensor, labels: Tensor, head: Head | None = None) -> Tensor:
+    def each(self, logits: Tensor, labels: Tensor, pairs: Tensor | None = None) -> Tensor:
         """The loss of each example, `(batch,)`."""
 
-    def __call__(self, logits: Tensor, labels: Tensor, head: Head | None = None) -> Tensor:
+    def __call__(self, logits: Tensor, labels: Tensor, pairs: Tensor | None = None) -> Tensor:
         """The mean over the batch."""
-        return self.each(logits, labels, head).mean()
+        return self.each(logits, labels, pairs).mean()
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class MultiMargin(Loss):
     def __post_init__(self) -> None:
         _require(self.margin > 0, f"margin must be above 0, not {self.margin}")
 
-    def each(self, logits: Tensor, labels: Tensor, head: Head | None = None) -> Tensor:
+    def each(self, logits: Tensor, labels: Tensor, pairs: Tensor | None = None) -> Tensor:
         shortfall = (self.margin - gaps(logits, labels)).clamp_min(0)
         return shortfall.scatter(1, labels[:, None], 0).sum(1) / logits.shape[1]
 
@@ -48,7 +49,7 @@ class MultiMargin(Loss):
 class CrossEntropy(Loss):
     """-log softmax(f)_y."""
 
-    def each(self, logits: Tensor, labels: Tensor, head: Head | None = None) -> Tensor:
+    def each(self, logits: Tensor, labels: Tensor, pairs: Tensor | None = None) -> Tensor:
         return _cross_entropy(logits, labels)
 
 
@@ -66,7 +67,7 @@ class OffsetCrossEntropy(Loss):
         _require(self.offset >= 0, f"offset must be at least 0, not {self.offset}")
         _require(self.temperature > 0, f"temperature must be above 0, not {self.temperature}")
 
-    def each(self, logits: Tensor, labels: Tensor, head: Head | None = None) -> Tensor:
+    def each(self, logits: Tensor, labels: Tensor, pairs: Tensor | None = None) -> Tensor:
         offsets = logits.new_zeros(logits.shape).scatter(1, labels[:, None], self.offset)
         return _cross_entropy((logits - offsets) / self.temperature, labels)
 
@@ -75,21 +76,21 @@ class OffsetCrossEntropy(Loss):
 class CertificateRegularisation(Loss):
     """Cross-entropy - γ·relu(certificate) (Singla, Singla and Feizi 2022), which rewards larger certified radii.
 
-    certificate = min_{j≠y} (f_y - f_j)/(L·d_yj), differentiable in the rows of the head too. L is the Lipschitz
-    constant of the layers before the head: 1, or 1/std if the input is divided by std.
+    certificate = min_{j≠y} (f_y - f_j)/d_yj for the Lipschitz constants d of fᵢ - fⱼ, differentiable in d too, so in
+    the rows of the head.
     """
 
     gamma: float = 0.1
-    lipschitz: float = field(default=1.0, metadata={"of_network": True})  # set from the network, not by a recipe
 
     def __post_init__(self) -> None:
         _require(self.gamma >= 0, f"gamma must be at least 0, not {self.gamma}")
-        _require(self.lipschitz > 0, f"lipschitz must be above 0, not {self.lipschitz}")
 
-    def each(self, logits: Tensor, labels: Tensor, head: Head | None = None) -> Tensor:
-        if head is None:
-            raise ValueError("the loss certificate needs the head of the network: loss(logits, labels, network.head)")
-        certificate = radii(logits, labels, self.lipschitz * head.pair_constants())
+    def each(self, logits: Tensor, labels: Tensor, pairs: Tensor | None = None) -> Tensor:
+        if pairs is None:
+            raise ValueError(
+                "the loss certificate needs Lipschitz constants: loss(logits, labels, network.pair_constants())"
+            )
+        certificate = radii(logits, labels, pairs)
         return _cross_entropy(logits, labels) - self.gamma * certificate.clamp_min(0)
 
 
@@ -111,8 +112,8 @@ def gaps(logits: Tensor, labels: Tensor) -> Tensor:
 def radii(logits: Tensor, labels: Tensor, pairs: Tensor) -> Tensor:
     """min over j ≠ y of (f_y - f_j)/d_yj  # (batch,): negative where the label is not the prediction.
 
-    It is the certified radius if the layers before the head are 1-Lipschitz and d = `pairs` (classes, classes) bounds
-    the head. The norms of a live network are estimates, so there it is an estimate and not a certificate.
+    It is the certified radius if d = `pairs` (classes, classes) bounds the Lipschitz constants of fᵢ - fⱼ. The norms of
+    a live network are estimates, so there it is an estimate and not a certificate.
     """
     import torch
 

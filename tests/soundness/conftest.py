@@ -44,7 +44,7 @@ def trained() -> Trained:
     for epoch in range(EPOCHS):
         for batch in batches(len(data.train), BATCH, SEED, epoch):
             optimiser.zero_grad()
-            loss(network(to_unit(data.train.images[batch])), data.train.labels[batch], network.head).backward()
+            loss(network(to_unit(data.train.images[batch])), data.train.labels[batch]).backward()
             optimiser.step()
             schedule.step()
     frozen = lipflow.freeze(network.eval())

@@ -1,13 +1,13 @@
 """A training step: its gradients, its rates and its optimiser, compared with a plain loop."""
 
 from dataclasses import asdict, replace
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 import lipflow
 from lipflow.data import load
-from lipflow.losses import CertificateRegularisation
 from lipflow.train import SGD, Run, train
 from lipflow.train.distributed import Ranks
 from lipflow.train.learner import Learner, make_network, make_optimiser
@@ -81,7 +81,11 @@ def test_bfloat16_products_change_weights_little_and_not_their_dtype(tmp_path):
 def test_the_certificate_in_the_loss_is_measured_at_the_input(tmp_path):
     """Dividing the input by std stretches it by 1/std, and radii are measured before that."""
     run = replace(tiny(tmp_path, loss="certificate", gamma=0.3), model_args={**ARGS, "std": 0.25})
-    assert make_learner(run).loss == CertificateRegularisation(0.3, lipschitz=4.0)
+    learner = make_learner(run)
+    given = []
+    learner.loss = Mock(each=lambda logits, labels, pairs: given.append(pairs) or logits.sum(1))
+    learner.gradients(torch.arange(8), 0)
+    torch.testing.assert_close(given, [4 * learner.network.head.pair_constants()])
 
 
 def test_weight_decay_does_not_apply_to_angles():

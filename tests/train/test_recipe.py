@@ -11,7 +11,7 @@ from lipflow.losses import CertificateRegularisation, OffsetCrossEntropy
 from lipflow.models import MODELS, build
 from lipflow.train import RECIPES, SGD, Adam, Exponential, MultiStep, Recipe, Run
 from lipflow.train.learner import make_network
-from lipflow.train.recipe import CHOICES, CPL, CPL_FAST, CPL_FAST_LONG, flat_names, numbers, recipe_for
+from lipflow.train.recipe import CHOICES, CPL, CPL_FAST, CPL_FAST_LONG, flat_names, recipe_for
 
 # fmt: off
 COMMON = dict(
@@ -60,7 +60,7 @@ def test_recipe_for_a_model_a_dataset_and_a_budget():
 def test_a_flat_name_belongs_to_one_choice():
     names = [field.name for field in fields(Recipe)]
     for kinds in CHOICES.values():
-        names += {number.name for kind in kinds.values() for number in numbers(kind)}
+        names += {number.name for kind in kinds.values() for number in fields(kind)}
     assert len(names) == len(set(names))
     assert set(names) == flat_names()
 

@@ -1,7 +1,8 @@
 """Heads: the last map, to one score for each class.
 
 A certificate divides the margin f_y - f_j by the Lipschitz constant of f_y - f_j, which is often far below √2 times
-that of f. Certificates use the bounds of the frozen network (`lipflow.graph.fold`); losses use `pair_constants`.
+that of f. Certificates use the bounds of the frozen network (`lipflow.graph.fold`), and losses
+`Network.pair_constants`.
 """
 
 import math

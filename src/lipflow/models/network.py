@@ -1,5 +1,6 @@
 """A network: a chain of named stages, its input shape, and the arguments that built it."""
 
+import math
 from collections import OrderedDict
 from itertools import chain
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lipflow.blocks import FlipAverage, Head
+from lipflow.blocks import FlipAverage, Head, Normalize
 from lipflow.flows import Sequential, Weight
 from lipflow.shapes import Shape, require_batch, shape_of
 
@@ -65,6 +66,14 @@ class Network(nn.Module):
     @property
     def classes(self) -> int:
         return self.head.classes
+
+    def pair_constants(self) -> Tensor:
+        """The Lipschitz constants of fᵢ - fⱼ in the input, differentiable  # (classes, classes).
+
+        The layers between `Normalize` and the head are taken to be 1-Lipschitz.
+        """
+        deviations = (m.std for m in self.modules() if isinstance(m, Normalize) and m.std is not None)
+        return math.prod(1 / float(std.min()) for std in deviations) * self.head.pair_constants()
 
     def forward(self, x: Tensor) -> Tensor:
         require_batch(x, self.in_shape)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lipflow.blocks import Normalize
 from lipflow.certificate import CHUNK_IMAGES, certify
 from lipflow.data import Split, to_unit
 from lipflow.frozen import freeze
@@ -101,9 +100,3 @@ def pair_estimates(network: Network) -> Tensor:
         return known[id(op)] if id(op) in known else float(norm_estimate(op, iterations=POWER_ITERATIONS))
 
     return fold(graph, norm).pairs
-
-
-def input_lipschitz(network: Network) -> float:
-    """The Lipschitz constant of the normalization of the input: 1, or 1/min std."""
-    deviations = (m.std for m in network.modules() if isinstance(m, Normalize) and m.std is not None)
-    return math.prod(1 / float(std.min()) for std in deviations)

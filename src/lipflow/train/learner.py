@@ -1,7 +1,7 @@
 """A training step: the network, the loss and the optimiser, the gradients of a batch and the update."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -11,10 +11,8 @@ from torch.optim import Optimizer
 from lipflow.blocks import Householder
 from lipflow.data import Dataset, Split, augment, batches, steps_per_epoch, to_unit
 from lipflow.flows import Weight
-from lipflow.losses import CertificateRegularisation
 from lipflow.models import Network, build
 from lipflow.train.distributed import Ranks
-from lipflow.train.evaluate import input_lipschitz
 from lipflow.train.recipe import SGD, Adam
 from lipflow.train.run import Run
 from lipflow.train.signals import NonFiniteLoss
@@ -100,8 +98,6 @@ class Learner:
         self._augmented(torch.zeros(1, dtype=torch.int64), 0)  # raises if the recipe does not fit the images
         self.network.recompute_activations(run.recompute_activations)
         self.loss = run.recipe.loss
-        if isinstance(self.loss, CertificateRegularisation):  # its radii are measured at the input
-            self.loss = replace(self.loss, lipschitz=input_lipschitz(network))
         self.parallel = ranks.wrap(network)
         self.optimiser = make_optimiser(network, run.recipe.optimiser)
 
@@ -131,7 +127,7 @@ class Learner:
         low = self.run.recipe.precision == "bfloat16"
         with torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=low):
             logits = self.parallel(to_unit(images)).float()
-        share = self.loss.each(logits, labels, self.network.head).sum() / len(batch)
+        share = self.loss.each(logits, labels, self.network.pair_constants()).sum() / len(batch)
         (share * self.ranks.world).backward()
         return share.item()
 

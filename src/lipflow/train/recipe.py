@@ -6,7 +6,7 @@ margin=0.3)`.
 """
 
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from tyro.conf import Fixed, Suppress
@@ -119,7 +119,7 @@ class Recipe:
         for name in CHOICES:
             chosen = values[name]
             values[name] = type_name(name, chosen)
-            values |= {number.name: getattr(chosen, number.name) for number in numbers(type(chosen))}
+            values |= {number.name: getattr(chosen, number.name) for number in fields(type(chosen))}
         return values
 
     def vary(self, **flat: Any) -> "Recipe":
@@ -132,8 +132,8 @@ class Recipe:
         for name in CHOICES:
             before = getattr(self, name)
             kind = _kind(name, flat.get(name, type_name(name, before)))
-            common = {n.name: getattr(before, n.name) for n in numbers(kind) if hasattr(before, n.name)}
-            given = {n.name: flat[n.name] for n in numbers(kind) if n.name in flat}
+            common = {n.name: getattr(before, n.name) for n in fields(kind) if hasattr(before, n.name)}
+            given = {n.name: flat[n.name] for n in fields(kind) if n.name in flat}
             changes[name] = kind(**{**common, **given})
         recipe = replace(self, **changes)
         if unused := [name for name in flat if name not in recipe.flat()]:
@@ -148,14 +148,7 @@ _OWN = {own.name for own in fields(Recipe)} - set(CHOICES)
 
 def flat_names() -> set[str]:
     """The names that `Recipe.vary` knows."""
-    return (
-        _OWN | set(CHOICES) | {n.name for kinds in CHOICES.values() for kind in kinds.values() for n in numbers(kind)}
-    )
-
-
-def numbers(kind: type) -> list[Field]:
-    """The fields of a choice that a recipe sets. A loss may have another field, which is set from the network."""
-    return [number for number in fields(kind) if not number.metadata.get("of_network")]
+    return _OWN | set(CHOICES) | {n.name for kinds in CHOICES.values() for kind in kinds.values() for n in fields(kind)}
 
 
 def type_name(choice: str, value: object) -> str:
@@ -171,7 +164,7 @@ def _kind(choice: str, name: str) -> type:
 
 def _unused(name: str, recipe: Recipe) -> Exception:
     for choice, kinds in CHOICES.items():
-        if users := [other for other, kind in kinds.items() if name in {n.name for n in numbers(kind)}]:
+        if users := [other for other, kind in kinds.items() if name in {n.name for n in fields(kind)}]:
             chosen = type_name(choice, getattr(recipe, choice))
             return ValueError(
                 f"--{flag(name)} is for --{choice} {' or '.join(users)}; this run has --{choice} {chosen}"

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 from tyro.constructors import PrimitiveConstructorSpec
 
 from lipflow.train.budget import parse_duration
-from lipflow.train.recipe import CHOICES, Recipe, flag, numbers, recipe_for, type_name
+from lipflow.train.recipe import CHOICES, Recipe, flag, recipe_for, type_name
 
 ModelArg = int | float | bool | str | None | list[float]
 
@@ -135,7 +135,7 @@ def differences(stored: Run, asked: Run) -> list[Difference]:
 def _to_json(value: Any) -> Any:
     if not is_dataclass(value) or isinstance(value, type):
         return str(value) if isinstance(value, Path) else value
-    table = {number.name: _to_json(getattr(value, number.name)) for number in numbers(type(value))}
+    table = {number.name: _to_json(getattr(value, number.name)) for number in fields(type(value))}
     for name in CHOICES.keys() & table.keys():
         table[name] = {"type": type_name(name, getattr(value, name)), **table[name]}
     return table
@@ -152,7 +152,7 @@ def from_json(name: str, value: Any, kind: Any) -> Any:
         kind = kinds[named]
     if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, Mapping):
         hints = get_type_hints(kind)
-        known = {number.name for number in numbers(kind)}
+        known = {number.name for number in fields(kind)}
         if unknown := [entry for entry in value if entry not in known]:
             raise ValueError(f"{name} has no field {', '.join(map(repr, unknown))}")
         return kind(**{entry: from_json(entry, given, hints[entry]) for entry, given in value.items()})
