@@ -20,14 +20,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lipflow.data import to_unit
-from lipflow.data.counter import key
+from lipflow.data.counter import ATTACK, key
 from lipflow.radius import parse_radius
 from lipflow.rounding import TINY, gamma, sqrt_up, up
 
 Model = Callable[[Tensor], Tensor]
 Radius = Fraction | float | str | Tensor  # one for all images, or a tensor with one per image  # (n,)
 
-_ATTACK = 4  # the purpose of these random numbers: Note [counter-based randomness]
 BISECTIONS = 30  # of the segment from an image to the adversarial image that `nearest` found
 
 
@@ -165,7 +164,7 @@ def _attack(
             if not len(remaining):
                 break
             chosen = [ball[i] for i in remaining.tolist()]
-            drawn = [_draw(x[0], key(_ATTACK, attack.seed, restart, indices[i])) for i in remaining.tolist()]
+            drawn = [_draw(x[0], key(ATTACK, attack.seed, restart, indices[i])) for i in remaining.tolist()]
             end = _ascend(model, x[remaining], labels[remaining], chosen, attack, drawn)
             end = pull_inside(x[remaining], end, chosen)
             wrong, value, predicted = _judge(model, end, labels[remaining])

@@ -7,10 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lipflow.data.counter import below, bits, key
-
-# The purposes of random numbers: Note [counter-based randomness]. 0 is in order.py, 4 in lipflow.attack.
-_ROWS, _COLUMNS, _FLIP, _TOP, _LEFT = 1, 2, 3, 5, 6
+from lipflow.data.counter import CROP_COLUMNS, CROP_ROWS, ERASE_COLUMNS, ERASE_ROWS, FLIP, below, bits, key
 
 
 def augment(
@@ -49,10 +46,10 @@ def augment(
         return below(bits(key(purpose, seed, epoch), indices), bound)[:, None]
 
     # The source of each row and column, in [-pad, side + pad)
-    rows = draw(_ROWS, 2 * pad + 1) - pad + torch.arange(height, device=images.device)
-    columns = draw(_COLUMNS, 2 * pad + 1) - pad + torch.arange(width, device=images.device)
+    rows = draw(CROP_ROWS, 2 * pad + 1) - pad + torch.arange(height, device=images.device)
+    columns = draw(CROP_COLUMNS, 2 * pad + 1) - pad + torch.arange(width, device=images.device)
     if flip:
-        columns = torch.where(draw(_FLIP, 2).bool(), columns.flip(1), columns)
+        columns = torch.where(draw(FLIP, 2).bool(), columns.flip(1), columns)
 
     source = _MODES[mode]
     pixel = source(rows, height)[:, :, None] * width + source(columns, width)[:, None, :]
@@ -62,7 +59,7 @@ def augment(
         inside = _inside(rows, height)[:, :, None] & _inside(columns, width)[:, None, :]
         crops.masked_fill_(~inside[:, None], 0)
     if erase:
-        top, left = draw(_TOP, height) - erase // 2, draw(_LEFT, width) - erase // 2
+        top, left = draw(ERASE_ROWS, height) - erase // 2, draw(ERASE_COLUMNS, width) - erase // 2
         in_rows = _inside(torch.arange(height, device=images.device) - top, erase)
         in_columns = _inside(torch.arange(width, device=images.device) - left, erase)
         square = in_rows[:, None, :, None] & in_columns[:, None, None, :]

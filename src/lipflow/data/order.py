@@ -13,14 +13,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lipflow.data.counter import bits, key
-
-_ORDER = 0
+from lipflow.data.counter import ORDER, bits, key
 
 
 def permutation(n: int, seed: int, epoch: int) -> Tensor:
     """A permutation of {0, …, n-1}: the indices in the order of their random keys (Note [counter-based randomness])."""
-    return bits(key(_ORDER, seed, epoch), torch.arange(n)).argsort(stable=True)
+    return bits(key(ORDER, seed, epoch), torch.arange(n)).argsort(stable=True)
 
 
 def steps_per_epoch(n: int, batch_size: int) -> int:
