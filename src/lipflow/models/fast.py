@@ -46,9 +46,10 @@ def cpl_fast(
     if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in (depth, inner)):
         raise ValueError(f"depth and inner are pairs, for two resolutions, not {depth} and {inner}")
     require_positive(channels=channels, kernel_size=kernel_size, pool=pool, features=features)
-    for resolution in range(2):
-        require_positive(inner=inner[resolution])
-        require_at_least(0, depth=depth[resolution], depth_linear=depth_linear)
+    require_at_least(0, depth_linear=depth_linear)
+    for layers, outputs in zip(depth, inner, strict=True):
+        require_positive(inner=outputs)
+        require_at_least(0, depth=layers)
     if height % (4 * pool) or width % (4 * pool):
         raise ValueError(f"the sides of images are multiples of {4 * pool} with pool={pool}, not {height}×{width}")
     if channels < 4 * colours:
