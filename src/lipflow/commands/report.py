@@ -42,9 +42,9 @@ def report(arguments: Report) -> int:
     from lipflow.report.table import markdown, summarise
 
     out, table, figures = arguments.out, arguments.markdown, arguments.figures
-    _require_file("--out", out)
+    _require_file("--out", out, "report.html")
     if table is not None:
-        _require_file("--markdown", table)
+        _require_file("--markdown", table, "report.md")
         if table.resolve() == out.resolve():
             raise ValueError(f"--out {out} and --markdown {table} are one file; give two")
     if figures is not None:
@@ -99,9 +99,9 @@ def _with_runs(folders: tuple[Path, ...]) -> tuple[Path, ...]:
     return runs
 
 
-def _require_file(flag: str, path: Path) -> None:
+def _require_file(flag: str, path: Path, example: str) -> None:
     """Raise if a file cannot be written at a path."""
     if not path.parent.is_dir():
         raise ValueError(f"{flag} {path}: there is no folder {path.parent}")
     if path.is_dir():
-        raise ValueError(f"{flag} {path}: that is a folder; give a file, such as {path / 'report.html'}")
+        raise ValueError(f"{flag} {path}: that is a folder; give a file, such as {path / example}")
