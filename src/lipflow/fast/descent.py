@@ -132,8 +132,9 @@ def _forward(ctx: Any, x: Tensor, layers: Sequence[Layer], parameters: Sequence[
     sizes = [torch.as_tensor(h, dtype=layers[0].op.weight.dtype, device=x.device) for h in steps]
     parts = list(maps[0].chunks(len(wide)))
     many = len(parts) > 1
+    z = torch.empty_like(wide)
     # Many chunks are saved in one tensor: small ones would fragment memory.
-    z, ys = torch.empty_like(wide), [wide.new_empty(len(x), *layer.op.out_shape) for layer in layers if many]
+    ys = [wide.new_empty(len(x), *layer.op.out_shape) for layer in layers] if many else []
     for part in parts:
         at, out = wide[part], z[part]
         for i, (w, layer, h) in enumerate(zip(maps, layers, sizes, strict=True)):
@@ -157,17 +158,17 @@ def _backward(ctx: Any, maps: "list[Runner]", x: Tensor, saved: list[Tensor], g:
     dx = torch.empty_like(x) if needs_x else None
     sums = [_Sums(w, layer, *needs[2 * i : 2 * i + 2]) for i, (w, layer) in enumerate(zip(maps, layers, strict=True))]
     for part in maps[0].chunks(len(x)):
-        at, slope = z[part], g[part]
+        at, grad = z[part], g[part]  # the value after layer i, and the gradient there
         for i in reversed(range(count)):
             w, h, total = maps[i], sizes[i], sums[i]
-            wg = w.narrow(slope)
+            wg = w.narrow(grad)
             r, slope_wg = _with_slope(layers[i].sigma, ys[i][part], wg)
             if i or total.weight is not None:
                 hr = w.unfold(r * h)
                 total.step(r, wg)
-                total.outer(hr, slope, sign=-1)
+                total.outer(hr, grad, sign=-1)
                 if i:
-                    before = torch.empty_like(at) if at.data_ptr() == z[part].data_ptr() else at
+                    before = at if i + 1 < count else torch.empty_like(at)  # z is saved, so it must not change
                     w.widen(hr, before, onto=at)
                     at = before
                 else:
@@ -178,9 +179,9 @@ def _backward(ctx: Any, maps: "list[Runner]", x: Tensor, saved: list[Tensor], g:
                 unfolded = w.unfold(q)
                 total.outer(unfolded, at)
                 if i or dx is not None:
-                    below = dx[part] if dx is not None and not i else torch.empty_like(slope)
-                    w.widen(unfolded, below, onto=slope)
-                    slope = below
+                    below = dx[part] if dx is not None and not i else torch.empty_like(grad)
+                    w.widen(unfolded, below, onto=grad)
+                    grad = below
     results = [t for total, h, wu in zip(sums, sizes, ctx.wu, strict=True) for t in total.results(h, wu)]
     return dx, None, *results
 
@@ -211,8 +212,8 @@ class _Sums:
         if self.weight is None:
             return None, self.bias
         if isinstance(self.layer.h, NormStep) and wu is not None:
-            slope = -self.layer.h.slope * h**2 * self.dh  # as 2h/‖Wu‖² = sh²
-            self.outer(self.w.unfold(slope * wu), self.layer.h.u[None])
+            factor = -self.layer.h.slope * h**2 * self.dh  # as 2h/‖Wu‖² = sh²
+            self.outer(self.w.unfold(factor * wu), self.layer.h.u[None])
         return self.w.weight_of(self.weight), self.bias
 
 
