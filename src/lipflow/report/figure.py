@@ -88,20 +88,20 @@ def training(runs: Sequence[RunResults]) -> "Figure | None":
     """Draw the loss, and accuracy on validation images: clean (dashed) and certified by estimate (solid)."""
     if not any(run.losses for run in runs):
         return None
-    figure, (losses, checks) = _figure(2, 3.6)
+    figure, (losses, validations) = _figure(2, 3.6)
     logarithmic = all(loss >= 0 for run in runs for _, loss in smooth(run.losses))
     for i, run in enumerate(runs):
         points = [(step, loss) for step, loss in smooth(run.losses) if loss > 0 or not logarithmic]
         losses.plot([x for x, _ in points], [y for _, y in points], color=_colour(i), label=plain(run.name))
-        checked = [e for e in run.epochs if e.clean is not None]
-        x = [e.number for e in checked]
+        validated = [e for e in run.epochs if e.clean is not None]
+        x = [e.number for e in validated]
         mark = _mark(i) if len(x) < 4 else ""
-        certified = [100 * next(iter(e.certified.values()), np.nan) for e in checked]
-        clean = [100 * (e.clean or 0.0) for e in checked]
-        checks.plot(x, clean, "--", color=_colour(i), linewidth=1, marker=mark)
-        checks.plot(x, certified, color=_colour(i), marker=mark)
+        certified = [100 * next(iter(e.certified.values()), np.nan) for e in validated]
+        clean = [100 * (e.clean or 0.0) for e in validated]
+        validations.plot(x, clean, "--", color=_colour(i), linewidth=1, marker=mark)
+        validations.plot(x, certified, color=_colour(i), marker=mark)
     losses.set(xlabel="step", ylabel="training loss", yscale="log" if logarithmic else "linear")
-    checks.set(xlabel="epoch", ylabel="validation accuracy (%)", ylim=(0, 101))
+    validations.set(xlabel="epoch", ylabel="validation accuracy (%)", ylim=(0, 101))
     losses.legend(frameon=False, fontsize=8)
     return figure
 

@@ -227,12 +227,12 @@ share of the images.</p><div class="many">{"".join(cells)}</div>"""
 def _training(runs: Sequence[RunResults]) -> str:
     if not any(run.losses for run in runs):
         return ""
-    checked = any(epoch.clean is not None for run in runs for epoch in run.epochs)
+    validated = any(epoch.clean is not None for run in runs for epoch in run.epochs)
     validation = """<div><h3>Validation accuracy</h3>
 <p>Dashed: clean. Solid: certified, <em>estimated</em>, at the first radius of the recipe.</p>
 <div id="validation-chart"></div></div>"""
     return f"""{_choice(runs)}<div class="many"><div><h3>Loss</h3><p>On training images, as means over some steps.</p>
-<div id="loss-chart"></div></div>{validation if checked else ""}</div>"""
+<div id="loss-chart"></div></div>{validation if validated else ""}</div>"""
 
 
 def _gallery(runs: Sequence[RunResults]) -> str:

@@ -75,9 +75,9 @@ def _run(run: RunResults, reach: float) -> dict[str, Any]:
         if run.part:
             values["part"] = _radii(certificate.first(run.part))
     values["losses"] = smooth(run.losses)
-    checked = [epoch for epoch in run.epochs if epoch.clean is not None]
+    validated = [epoch for epoch in run.epochs if epoch.clean is not None]
     values["epochs"] = [
-        [_finite(e.number), _finite(e.clean), _finite(next(iter(e.certified.values()), None))] for e in thin(checked)
+        [_finite(e.number), _finite(e.clean), _finite(next(iter(e.certified.values()), None))] for e in thin(validated)
     ]
     values["estimatedAt"] = next((next(iter(e.certified), "") for e in run.epochs if e.certified), "")
     return values

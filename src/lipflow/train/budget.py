@@ -96,12 +96,12 @@ class Budget:
 
         A validation follows each epoch and the last step; these coincide if T is a multiple of the epoch.
         """
-        check = self.batches * step if validation is None else validation
-        left = (1 - RESERVE_FRACTION) * self.seconds - elapsed - check
+        validation = self.batches * step if validation is None else validation
+        left = (1 - RESERVE_FRACTION) * self.seconds - elapsed - validation
         ahead = self.per_epoch - done % self.per_epoch
-        if left < ahead * step + check:  # the next validation is the last
+        if left < ahead * step + validation:  # the next validation is the last
             return done + min(ahead, int(left / step))
-        epochs, rest = divmod(left - ahead * step - check, self.per_epoch * step + check)
+        epochs, rest = divmod(left - ahead * step - validation, self.per_epoch * step + validation)
         return done + ahead + int(epochs) * self.per_epoch + min(self.per_epoch, int(rest / step))
 
     def _time_validation(self) -> float:
