@@ -67,7 +67,7 @@ class Run:
     device: str = "auto"
     """cpu, cuda, cuda:1, … ; auto takes a GPU if there is one."""
     budget: str | None = None
-    """End the schedule within this time (90s, 1h30m), at the measured speed; from 1h, cpl-fast has another recipe."""
+    """End the schedule within this time (90s, 1h30m); from 1h, cpl-fast on cifar10 has another recipe."""
     recompute_activations: bool = False
     """Save memory: store the activations of about √n of n layers and recompute the others (takes more time)."""
     save_every: str = "5m"
