@@ -206,7 +206,8 @@ def skew_kernel(weight: Tensor, groups: int) -> Tensor:
 
 def _require_symmetric_window(weight: ConvWeight) -> None:
     height, width = weight.weight.shape[2:]
-    op = ConvOperator(weight.weight, (height * 8, width * 8), **weight.geometry)
+    large = (8 * height, 8 * width)  # whether a window is centred does not depend on the size of the image
+    op = ConvOperator(weight.weight, large, **weight.geometry)
     for axis in (op.rows, op.columns):
         if axis.kernel % 2 == 0:
             raise ValueError(f"a skew-symmetric convolution needs an odd kernel, not {height}×{width}")
