@@ -154,8 +154,8 @@ def _examples(
 
     from lipflow.attack import nearest, pgd
 
-    rows = (torch.from_numpy(column)[index] for column in (certificate.images, certificate.label, certificate.radius))
-    images, label, radius = rows
+    columns = certificate.images, certificate.label, certificate.radius
+    images, label, radius = (torch.from_numpy(column)[index] for column in columns)
     label, ball = label.long(), torch.nextafter(radius, torch.zeros(1, dtype=torch.float64))
     inside = pgd(frozen, images, label, [ball], settings, index)
     outside = nearest(frozen, images, label, attack=settings, indices=index)
