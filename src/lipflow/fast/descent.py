@@ -16,6 +16,7 @@ Under autocast to bfloat16, all tensors and z are bfloat16. Only h, the sums wit
 have the precision of the parameters.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -126,7 +127,7 @@ class _Descend(torch.autograd.Function):
 
 def _forward(ctx: Any, x: Tensor, layers: Sequence[Layer], parameters: Sequence[Tensor | None]) -> Tensor:
     maps = _runners(layers, ctx.dtype)
-    rounded = [w.op.weight for w in maps if isinstance(w, _Matrix) and w.op.weight.dtype != w.full.dtype]
+    rounded = [w.op.weight for w in maps if isinstance(w, _Whole) and w.op.weight.dtype != w.full.dtype]
     wide = maps[0].layout(x.to(ctx.dtype))
     steps, ctx.wu = zip(*(layer.size() for layer in layers), strict=True)
     sizes = [torch.as_tensor(h, dtype=layers[0].op.weight.dtype, device=x.device) for h in steps]
@@ -273,8 +274,8 @@ def _by_columns(op: ConvOperator, dtype: torch.dtype) -> bool:
     return few and out <= into and op.groups == 1 and op.padding_mode == "zeros" and op.kernel.device.type == "cpu"
 
 
-class _Matrix:
-    """Products with a matrix, by torch on the whole batch."""
+class _Whole(ABC):
+    """Products with W by torch, on the whole batch."""
 
     def __init__(self, op: DenseOperator | ConvOperator, dtype: torch.dtype, rounded: Tensor | None = None) -> None:
         self.full, self.dtype = op.weight, dtype
@@ -298,24 +299,42 @@ class _Matrix:
     def unfold(self, y: Tensor) -> Tensor:
         return y
 
+    @abstractmethod
+    def widen(self, y: Tensor, out: Tensor, onto: Tensor, sign: int = 1) -> None:
+        """Write onto ± Wᵀy to `out`."""
+
+    @abstractmethod
+    def gradient(self) -> Any:
+        """A sum of products y ⊗ x: 0."""
+
+    @abstractmethod
+    def add_gradient(self, total: Any, y: Tensor, x: Tensor, sign: int = 1) -> None:
+        """Add ± y ⊗ x to a sum."""
+
+    @abstractmethod
+    def weight_of(self, total: Any) -> Tensor:
+        """A sum as a tensor of W's shape."""
+
+
+class _Matrix(_Whole):
+    op: DenseOperator
+
     def widen(self, y: Tensor, out: Tensor, onto: Tensor, sign: int = 1) -> None:
         torch.addmm(onto, y, self.op.weight, alpha=sign, out=out)
 
-    def gradient(self) -> Any:
+    def gradient(self) -> list[tuple[Tensor, Tensor]]:
         return []
 
-    def add_gradient(self, total: Any, y: Tensor, x: Tensor, sign: int = 1) -> None:
+    def add_gradient(self, total: list[tuple[Tensor, Tensor]], y: Tensor, x: Tensor, sign: int = 1) -> None:
         total.append((y.to(self.dtype) * sign, x.to(self.dtype)))
 
-    def weight_of(self, total: Any) -> Tensor:
+    def weight_of(self, total: list[tuple[Tensor, Tensor]]) -> Tensor:
         """All products as one, so that the result, of W's size, is written once."""
         ys, xs = zip(*total, strict=True)
         return (torch.cat(ys).T @ torch.cat(xs)).to(self.full)
 
 
-class _Convolution(_Matrix):
-    """Products with a convolution, by torch on the whole batch."""
-
+class _Convolution(_Whole):
     op: ConvOperator
 
     def gradient(self) -> Tensor:
@@ -331,4 +350,4 @@ class _Convolution(_Matrix):
         total.add_(self.op.outer(y.to(self.dtype), x.to(self.dtype)), alpha=sign)
 
 
-Runner = _Matrix | Columns
+Runner = _Whole | Columns
