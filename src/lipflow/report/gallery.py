@@ -16,6 +16,7 @@ from lipflow.attack import Examples
 from lipflow.certificate import CertificateFile
 from lipflow.data import DOWNLOADS
 from lipflow.report.run_results import RunResults
+from lipflow.report.series import thin
 
 UNATTACKED_IMAGES = 12  # shown of a run that has not been attacked
 
@@ -59,9 +60,9 @@ def gallery(run: RunResults) -> str:
     names = _names(run, certificate.logits.shape[1])
     examples = None if run.outcome is None else run.outcome.examples
     if examples is None:
-        order = certificate.radius.argsort(kind="stable")
-        index = order[np.linspace(0, len(order) - 1, min(UNATTACKED_IMAGES, len(order))).round().astype(int)]
-        cards = [_card(certificate, int(i), names, [_original(certificate, int(i), names)]) for i in index]
+        order = certificate.radius.argsort(kind="stable").tolist()
+        index = thin(order, UNATTACKED_IMAGES)
+        cards = [_card(certificate, i, names, [_original(certificate, i, names)]) for i in index]
         return f'<ul class="cards plain">{"".join(cards)}</ul>'
     reach = _reach(certificate, examples)
     cards = [_attacked(certificate, examples, k, names, reach) for k in range(len(examples.index))]
