@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lipflow.primitives.primitive import Norm, Primitive, require, require_shape
-from lipflow.rounding import TINY, gamma, in_range
+from lipflow.rounding import TINY, gamma
 from lipflow.shapes import Shape
 
 # Functions σ that do not round, with σ(0) = 0 and slopes in [-1, 1].
@@ -96,7 +96,7 @@ class Householder(Primitive):
         """v·x has an error of at most γ₂‖v‖‖x‖. Three more roundings follow, of numbers of at most (1 + 2‖v‖²)‖x‖."""
         size = (1 + 2 * self.square) * reaches[0]
         underflow = 8 * entries * TINY * (1 + 2 * self.square)
-        return in_range((gamma(2) * 2 * self.square + gamma(4)) * size + underflow)
+        return (gamma(2) * 2 * self.square + gamma(4)) * size + underflow
 
     @property
     def size(self) -> str:

@@ -14,7 +14,7 @@ from lipflow.operators.operator import add_bias
 from lipflow.primitives.linear import affine_error, bias_norm
 from lipflow.primitives.nonlinearity import EXACT_SIGMAS, NONLINEARITIES, Nonlinearity, name_of
 from lipflow.primitives.primitive import Certify, Norm, Primitive, float64, require, require_operator, require_shape
-from lipflow.rounding import TINY, U, down, gamma, in_range, mul_up, norm_up, sqrt_up, up
+from lipflow.rounding import TINY, U, down, gamma, mul_up, norm_up, sqrt_up, up
 from lipflow.shapes import Shape
 
 UNSOLVED = 2.0**-26  # an implicit step is solved until at most this fraction of ‖x - z*‖ is left
@@ -93,7 +93,7 @@ class Descent(Convex):
         assert isinstance(self.op, CertifiedOperator)
         error, size = self.gradient_error(reaches[0])
         h = Fraction(self.h)
-        return in_range(h * error + 3 * U * (reaches[0] + h * size) + 2 * self.op.entries * TINY)
+        return h * error + 3 * U * (reaches[0] + h * size) + 2 * self.op.entries * TINY
 
     def certified(self, certify: Certify) -> Primitive:
         sigma, op = self.exact_sigma(), certify(self.op)
@@ -217,9 +217,9 @@ class Proximal(Convex):
         if total > within / 2:
             raise ValueError("the rounding error of this proximal layer is as large as its output; reduce h")
         if not self.reflect:
-            return in_range(total)
+            return total
         left = Fraction(up((1 - tau) ** self.iterations)) * h * norm * (norm * reach + bias)
-        return in_range(2 * total + 2 * left + 2 * U * (2 * within + reach))
+        return 2 * total + 2 * left + 2 * U * (2 * within + reach)
 
     @property
     def how(self) -> str:

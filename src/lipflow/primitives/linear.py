@@ -91,7 +91,7 @@ class Sum(Primitive):
         """Each of n terms is multiplied once, without rounding for powers of two, and added at most n - 1 times."""
         roundings = len(reaches) - 1 + (not all(map(is_power_of_two, self.coefficients)))
         size = self.lipschitz(lambda op: 0.0, *reaches)
-        return in_range(gamma(roundings) * size + len(reaches) * entries * TINY)
+        return gamma(roundings) * size + len(reaches) * entries * TINY
 
     @property
     def size(self) -> str:
@@ -120,7 +120,7 @@ class Scale(Primitive):
         return Fraction(float(self.factor.abs().max())) * distances[0]
 
     def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
-        return in_range(U * self.lipschitz(lambda op: 0.0, *reaches) + entries * TINY)
+        return U * self.lipschitz(lambda op: 0.0, *reaches) + entries * TINY
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,4 +157,4 @@ class AvgPool(Primitive):
         """ab - 1 additions and a division: γ_ab times the norm of the average of |x|, which is at most L‖x‖."""
         size = self.lipschitz(lambda op: 0.0, *reaches)
         underflow = entries * TINY * (1 + math.prod(self.window) / Fraction(self.divisor))
-        return in_range(gamma(math.prod(self.window)) * size + underflow)
+        return gamma(math.prod(self.window)) * size + underflow
