@@ -90,22 +90,17 @@ def _hint(images: Tensor) -> str:
 
 
 def from_logits(logits: Tensor, pair_bounds: Tensor, rounding: float) -> Certificates:
-    """Compute labels and radii from the scores (n, classes) of the program, the constants d_ij, and E."""
+    """Compute labels and radii from the scores (n, classes) of the program, the constants d_ij > 0 for i ≠ j, and E."""
     finite = torch.isfinite(logits).all(1)
-    label = torch.where(finite, logits.nan_to_num(0.0).argmax(1), torch.zeros(1, dtype=torch.int64))
+    label = torch.where(finite, logits.argmax(1), 0)
     slack = up(4 * sqrt_up(Fraction(2)) * Fraction(rounding))
     distances = pair_bounds[label]  # (n, classes)
     rivals = torch.arange(logits.shape[1]) != label[:, None]
     margins = logits.gather(1, label[:, None]) - logits
     certain = _below(_below(margins) - slack)
-    # d = 0: the difference of the two scores is constant, so a positive margin is positive everywhere.
-    radii = torch.where(distances > 0, _below(certain / distances), torch.where(certain > 0, torch.inf, 0.0))
-    radius = torch.where(rivals, radii, torch.inf).amin(1).clamp_min(0.0)
+    radius = torch.where(rivals, _below(certain / distances), torch.inf).amin(1).clamp_min(0.0)
     paper = torch.where(rivals, margins / distances, torch.inf).amin(1).clamp_min(0.0)
-    none = torch.zeros_like(radius)
-    largest = torch.finfo(torch.float64).max  # stands for infinity
-    certified = torch.where(finite, radius.clamp_max(largest), none)
-    return Certificates(label, certified, torch.where(finite, paper, none), logits)
+    return Certificates(label, torch.where(finite, radius, 0.0), torch.where(finite, paper, 0.0), logits)
 
 
 def _below(x: Tensor) -> Tensor:
