@@ -184,8 +184,8 @@ def verify_norm(w, claim, name):
         verify_gram(weight[None], norm**2, name)
         return
     (rows, columns), exact = w.axes, [not w.circular and list(side) == [0, 0] for side in claim["torus"]]
-    whole = all(type(n) is int and n < 2**29 for side in claim["torus"] for n in side)
-    require(whole and len(exact) == 2 and exact[0] >= exact[1], f"{name}: {claim['torus']} is not a torus")
+    integral = all(type(n) is int and n < 2**29 for side in claim["torus"] for n in side)
+    require(integral and len(exact) == 2 and exact[0] >= exact[1], f"{name}: {claim['torus']} is not a torus")
     kernels = weight.reshape(w.groups, -1, *weight.shape[1:])
     if all(exact):
         for kernel in kernels:
@@ -195,8 +195,8 @@ def verify_norm(w, claim, name):
             verify_strips(taps, rows, norm**2, name)
         return
     tori = [
-        (1, 1, 1) if whole else torus(axis, w.circular, side, name)
-        for axis, side, whole in zip(w.axes, claim["torus"], exact, strict=True)
+        (1, 1, 1) if is_exact else torus(axis, w.circular, side, name)
+        for axis, side, is_exact in zip(w.axes, claim["torus"], exact, strict=True)
     ]
     twist, taps = [t for _, t in claim["torus"]], math.prod(weight.shape[2:])
     for kernel in kernels:
@@ -224,7 +224,7 @@ def torus(axis, circular, claimed, name):
         places = [i * s % n for i in range(axis["outputs"])]
         return n, s if n % s == 0 else 1, max(map(places.count, set(places)))
     least = s if k == 1 else max(n + before, (axis["outputs"] - 1) * s - before + axis["extent"])
-    fits = isinstance(side, int) and side >= least and side % s == 0
+    fits = side >= least and side % s == 0
     require(fits, f"{name}: the torus needs a side of at least {least} that is a multiple of {s}, not {side}")
     require(twist in (0, 1), f"{name}: a twist is 0 or 1, not {twist}")
     return side, s, 1
