@@ -21,7 +21,7 @@ from lipflow.bound import shape_for
 from lipflow.files import read_tensors, save_tensors
 from lipflow.graph import UNIT, Domain, Graph, certified, fold, lower
 from lipflow.graph.file import SCHEMA, describe, restored, tensors_of
-from lipflow.graph.graph import last_value, size
+from lipflow.graph.graph import last_value, numel
 from lipflow.node import LoweringError, Vertex
 from lipflow.operators.certified import CertifiedOperator
 from lipflow.operators.columns import CACHE_BYTES
@@ -151,7 +151,7 @@ class Frozen:
             earliest = min([earliest, *needed])
         body = vertices[: cut + 1]
         dense = [*(v for v in body[:-1] if id(v) in constants), *vertices[cut:]]
-        values = max(size(v) for v in body)
+        values = max(numel(v) for v in body)
         weights = max((t.numel() for v in body for _, t in tensors_of(v.primitive)), default=0)
         return body, dense, max(1, CACHE_BYTES // (8 * values), min(MAX_CHUNK_IMAGES, weights // values))
 

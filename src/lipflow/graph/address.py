@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lipflow.graph.graph import Builder
+from lipflow.graph.graph import Builder, numel
 from lipflow.node import IMAGES, LoweringError, Node, Vertex
 
 SPACING = 2**20  # between addresses, half of it random; less where there are many entries
@@ -55,7 +55,7 @@ class Addresses:
                 value = _constant(t)
                 sources[id(t)] = builder.constant(value), value == 0
         self.sources = [vertex for vertex, _ in sources.values()]
-        sizes = [torch.Size(vertex.shape).numel() for vertex in self.sources]
+        sizes = [numel(vertex) for vertex in self.sources]
         total = sum(sizes)
         spacing = max(2, min(SPACING, 2 ** (EXACT_BITS - 1 - total.bit_length())))
         random = torch.Generator().manual_seed(total)

@@ -19,7 +19,7 @@ from typing import NamedTuple, SupportsFloat
 import torch
 from torch import Tensor
 
-from lipflow.graph.graph import Graph, size
+from lipflow.graph.graph import Graph, numel
 from lipflow.node import LoweringError, Vertex
 from lipflow.operators import DenseOperator, LinearOperator
 from lipflow.operators.certified import CertifiedProduct
@@ -89,7 +89,7 @@ def fold(
     for vertex, value in zip(graph.vertices, graph.values(start), strict=True):
         if vertex is graph.vertices[0]:
             # Some processors read subnormal pixels as 0, those of float32 too.
-            added = Fraction(size(vertex), 2**126) if rounding else Fraction(0)
+            added = Fraction(numel(vertex), 2**126) if rounding else Fraction(0)
             lipschitz, stretch, error = 1.0, 1.0, up(added)
         else:
             inputs = [known[id(v)] for v in vertex.inputs]
@@ -135,7 +135,7 @@ def _stretch(vertex: Vertex, norm: Norm, distances: Sequence[float]) -> float:
 
 def _added(vertex: Vertex, norm: Norm, reaches: Sequence[float], rounding: bool) -> Fraction | None:
     """The error that a vertex adds; None if it has no bound."""
-    p, entries = vertex.primitive, max(size(v) for v in (vertex, *vertex.inputs))
+    p, entries = vertex.primitive, max(numel(v) for v in (vertex, *vertex.inputs))
     try:
         if not rounding:
             tolerance = p.tolerance(norm, *reaches)
@@ -163,7 +163,7 @@ def pairs_of(graph: Graph, lipschitz: Sequence[float], norm: Norm) -> Tensor:
         if id(vertex) not in carried:
             continue
         rows, errors = carried.pop(id(vertex))
-        steps = _back(vertex, rows, norm) if classes * size(vertex) <= MAX_ENTRIES else None
+        steps = _back(vertex, rows, norm) if classes * numel(vertex) <= MAX_ENTRIES else None
         if steps is None:
             both_errors = torch.tensor([[up(a + b) for a in errors] for b in errors], dtype=torch.float64)
             apart = above(row_distances(rows) + both_errors)
@@ -174,12 +174,12 @@ def pairs_of(graph: Graph, lipschitz: Sequence[float], norm: Norm) -> Tensor:
             continue
         lengths = [Fraction(norm_up(row)) for row in rows]
         for v, more, factor, unit in steps:
-            underflow = size(vertex) * size(v) * TINY  # an entry of a row is a sum over the vertex
+            underflow = numel(vertex) * numel(v) * TINY  # an entry of a row is a sum over the vertex
             new_errors = [factor * e + unit * length + underflow for e, length in zip(errors, lengths, strict=True)]
             if id(v) in carried:
                 before, old_errors = carried[id(v)]
                 more = before + more
-                added = [2 * U * Fraction(norm_up(row)) + size(v) * TINY for row in more]
+                added = [2 * U * Fraction(norm_up(row)) + numel(v) * TINY for row in more]
                 new_errors = [a + b + c for a, b, c in zip(old_errors, new_errors, added, strict=True)]
             carried[id(v)] = more, new_errors
     return total.clamp_min(NORMAL).fill_diagonal_(0.0)

@@ -125,18 +125,18 @@ class Builder:
             part, p = torch.cat([places[v] for v in vertices]), vertex.primitive
             parts.append(_take(part, p.index.flatten()) if isinstance(p, Gather) else part)
         index = _take(torch.cat(parts), index)
-        counts = index[index >= 0].bincount(minlength=sum(map(size, sources)))
+        counts = index[index >= 0].bincount(minlength=sum(map(numel, sources)))
         needed = [v for v in sources if bool(counts[places[v]].any())] or sources[:1]
         new = _places(needed)
-        primitive = Gather(_take(torch.cat([new.get(v, places[v]) for v in sources]), index), list(map(size, needed)))
+        primitive = Gather(_take(torch.cat([new.get(v, places[v]) for v in sources]), index), list(map(numel, needed)))
         if primitive.in_order and tuple(index.shape) == needed[0].shape:
             return needed[0]
         return self._vertex(primitive, tuple(needed), name)
 
     def scatter(self, target: Vertex, places: Tensor, value: Vertex) -> Vertex:
         """The target with a value written to some of its places."""
-        index = torch.arange(size(target))
-        index[places.flatten()] = size(target) + torch.arange(size(value))
+        index = torch.arange(numel(target))
+        index[places.flatten()] = numel(target) + torch.arange(numel(value))
         return self.gather(index.reshape(target.shape), [target, value])
 
     def sum(self, terms: Iterable[tuple[float, Vertex]], name: str | None = None) -> Vertex:
@@ -200,14 +200,14 @@ def _key(value: Any) -> Hashable:
     return id(value) if isinstance(value, Tensor | LinearOperator) else value
 
 
-def size(vertex: Vertex) -> int:
+def numel(vertex: Vertex) -> int:
     """The number of entries of a value."""
     return torch.Size(vertex.shape).numel()
 
 
 def _places(vertices: Sequence[Vertex]) -> dict[Vertex, Tensor]:
     """The positions of the entries of each vertex, one vertex after the other."""
-    sizes = [size(v) for v in vertices]
+    sizes = [numel(v) for v in vertices]
     return dict(zip(vertices, torch.arange(sum(sizes)).split(sizes), strict=True))
 
 
