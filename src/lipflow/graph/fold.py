@@ -6,7 +6,8 @@ Let f_v be the exact map from the input of a network to vertex v, and f̂_v what
     ‖f̂_v(x)‖ ≤ X_v = ‖f̂_v(c)‖ + L_v·r + 4E_v,    c the centre of the box and r the distance from c to a corner.
 
 L_v bounds the Lipschitz constant of f_v, E_v bounds ‖f̂_v - f_v‖, and the reach X_v bounds the inputs of the next
-vertices. Proofs: docs/theory.md, sections 1 and 2; docs/soundness.md has those of pairs.
+vertices. Of its 4E_v, 2E_v are for the checker, whose value at c may differ from ours by as much. Proofs:
+docs/theory.md, sections 1 and 2; docs/soundness.md has those of pairs.
 """
 
 import math
@@ -82,7 +83,7 @@ def fold(
     With `rounding`, for a certified graph, errors include the rounding of the program; without it they are those of
     real arithmetic, such as the unsolved part of an iteration.
     """
-    once = cache(lambda op: float(norm(op)))
+    norm_of = cache(lambda op: float(norm(op)))  # each operator once
     centre, radius = box(domain, graph.in_shape)
     start = torch.full((1, *graph.in_shape), centre, dtype=torch.float64)
     known: dict[int, Constants] = {}
@@ -93,10 +94,10 @@ def fold(
             lipschitz, stretch, error = 1.0, 1.0, up(added)
         else:
             inputs = [known[id(v)] for v in vertex.inputs]
-            lipschitz = _stretch(vertex, once, [k.lipschitz for k in inputs])
-            stretch = _stretch(vertex, once, [float(k.lipschitz > 0) for k in inputs])
-            added = _added(vertex, once, [k.reach for k in inputs], rounding)
-            carried = _stretch(vertex, once, [k.error for k in inputs])
+            lipschitz = _stretch(vertex, norm_of, [k.lipschitz for k in inputs])
+            stretch = _stretch(vertex, norm_of, [float(k.lipschitz > 0) for k in inputs])
+            added = _added(vertex, norm_of, [k.reach for k in inputs], rounding)
+            carried = _stretch(vertex, norm_of, [k.error for k in inputs])
             error = math.inf if added is None or math.isinf(carried) else up(Fraction(carried) + added)
         at_centre = norm_up(value)
         if rounding and math.isinf(at_centre):
@@ -108,7 +109,7 @@ def fold(
             raise LoweringError(f"{vertex}: its numbers may be beyond float64; use smaller weights and biases")
         known[id(vertex)] = Constants(lipschitz, error, reach, stretch, math.inf if added is None else up(added))
     constants = tuple(known[id(vertex)] for vertex in graph.vertices)
-    return Fold(constants, pairs_of(graph, [k.lipschitz for k in constants], once))
+    return Fold(constants, pairs_of(graph, [k.lipschitz for k in constants], norm_of))
 
 
 def box(domain: Domain, shape: Sequence[int]) -> tuple[float, Fraction]:
@@ -198,7 +199,7 @@ def _back(vertex: Vertex, rows: Tensor, norm: Norm) -> list[CarriedRows] | None:
         return []
     if isinstance(p, Sum):
         terms = [(v, c, abs(Fraction(c))) for c, v in zip(p.coefficients, vertex.inputs, strict=True)]
-        return [(v, c * rows, factor, 0 * U if is_power_of_two(c) else U * factor) for v, c, factor in terms]
+        return [(v, c * rows, factor, Fraction(0) if is_power_of_two(c) else U * factor) for v, c, factor in terms]
     if isinstance(p, Scale):
         greatest = Fraction(float(p.factor.abs().max()))
         return [(vertex.inputs[0], p.run(rows), greatest, U * greatest)]
@@ -210,7 +211,7 @@ def _back(vertex: Vertex, rows: Tensor, norm: Norm) -> list[CarriedRows] | None:
         return [(v, new.reshape(len(rows), *v.shape), root, root * gamma(max(most, 1) - 1)) for v, new in parts]
     if isinstance(p, Affine) and (weight := _matrix(p.op)) is not None:
         spread = Fraction(p.op.spread if isinstance(p.op, CertifiedProduct) else norm_up(weight))
-        rounded = 0 * U if selects(rows) else gamma(len(weight)) * spread
+        rounded = Fraction(0) if selects(rows) else gamma(len(weight)) * spread
         return [(vertex.inputs[0], rows @ weight.double(), Fraction(norm(p.op)), rounded)]
     return None
 

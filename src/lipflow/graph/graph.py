@@ -106,7 +106,7 @@ class Builder:
         return self._vertex(primitive, inputs, name)
 
     def _vertex(self, primitive: Primitive, inputs: tuple[Vertex, ...], name: str | None) -> Vertex:
-        primitive = self._intern(primitive)
+        primitive = self._shared_primitive(primitive)
         key = (id(primitive), *map(id, inputs))
         if key not in self._vertices:
             shape = primitive.out_shape(*(v.shape for v in inputs))
@@ -158,27 +158,28 @@ class Builder:
                 return self.sum([(c * a, v) for a, v in inner], name)
         return self._vertex(Sum(list(coefficients.values())), tuple(vertices.values()), name)
 
-    def _intern(self, primitive: Primitive) -> Primitive:
-        values = {f.name: self._interned(getattr(primitive, f.name)) for f in dataclasses.fields(primitive)}
+    def _shared_primitive(self, primitive: Primitive) -> Primitive:
+        """The first primitive with the same content."""
+        values = {f.name: self._shared_value(getattr(primitive, f.name)) for f in dataclasses.fields(primitive)}
         key = (type(primitive), *(_key(value) for value in values.values()))
         if key not in self._objects:
             same = all(getattr(primitive, name) is value for name, value in values.items())
             self._objects[key] = primitive if same else dataclasses.replace(primitive, **values)
         return self._objects[key]
 
-    def _interned(self, value: Any) -> Any:
-        """The first tensor or operator with the same content."""
+    def _shared_value(self, value: Any) -> Any:
+        """The first tensor or operator with the same content; other values unchanged."""
         if isinstance(value, Tensor):
-            return self._tensor(value)
+            return self._shared_tensor(value)
         if not isinstance(value, LinearOperator) or isinstance(value, CertifiedOperator):
             return value
-        weight = self._tensor(value.weight)
+        weight = self._shared_tensor(value.weight)
         key = (type(value), repr(value.geometry), id(weight))
         if key not in self._objects:
             self._objects[key] = value if weight is value.weight else value.with_weight(weight)
         return self._objects[key]
 
-    def _tensor(self, tensor: Tensor) -> Tensor:
+    def _shared_tensor(self, tensor: Tensor) -> Tensor:
         dtype = tensor.dtype
         if tensor.is_complex() or tensor.is_floating_point():
             dtype = torch.complex128 if tensor.is_complex() else torch.float64
@@ -218,11 +219,11 @@ def _take(values: Tensor, index: Tensor) -> Tensor:
 
 def certified(graph: Graph) -> Graph:
     """The same graph in certified arithmetic: float64, every operator's norm bounded once."""
-    builder, once = Builder(torch.float64), cache(certified_operator)
+    builder, certify = Builder(torch.float64), cache(certified_operator)
     new: dict[Vertex, Vertex] = {}
     for vertex in graph.vertices:
         try:
-            primitive = vertex.primitive.certified(once)
+            primitive = vertex.primitive.certified(certify)
         except (TypeError, ValueError) as error:
             raise LoweringError(f"{vertex.name or 'the network'}: {error}") from error
         new[vertex] = builder.vertex(primitive, *(new[v] for v in vertex.inputs), name=vertex.name)
