@@ -39,6 +39,7 @@ def test_certified_convolutions_are_the_operator_within_its_bounds(geometry, man
         patch.setattr(Columns, "many_channels", many)
         assert torch.equal(matrix_of(certified), dense)
         assert torch.equal(matrix_of(adjoint), dense.T)
+    assert torch.equal(matrix_of(adjoint.with_weight(2 * adjoint.weight)), 2 * dense.T)
     assert float(torch.linalg.matrix_norm(dense, 2)) <= certified.norm == adjoint.norm
     assert float(torch.linalg.matrix_norm(dense.abs(), 2)) <= certified.spread
     assert (adjoint.in_shape, adjoint.out_shape) == (certified.out_shape, certified.in_shape)

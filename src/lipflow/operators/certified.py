@@ -54,6 +54,7 @@ class CertifiedOperator(LinearOperator):
         return dict(norm=self.norm)
 
     def with_weight(self, weight: Tensor) -> LinearOperator:
+        """The same map with another weight, not certified."""
         return self.op.with_weight(weight)
 
     @property
@@ -99,6 +100,9 @@ class CertifiedAdjoint(CertifiedOperator):
     @property
     def proof(self) -> dict[str, Any]:
         return self.inner.proof
+
+    def with_weight(self, weight: Tensor) -> LinearOperator:
+        return Adjoint(self.inner.with_weight(weight))
 
     @property
     def geometry(self) -> dict[str, Any]:
