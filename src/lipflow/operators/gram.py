@@ -11,7 +11,7 @@ MIN_SHIFT = 2.0**-400  # far below any λmax that matters, far above the error o
 
 
 def gram_bound(matrices: Tensor) -> Fraction:
-    """At least the greatest λmax(WWᵀ) over a batch of float64 matrices W, of entries at most 8  # (batch, m, n)."""
+    """At least the greatest λmax(WWᵀ) over float64 matrices W whose products do not overflow  # (batch, m, n)."""
     w = matrices if matrices.shape[-2] <= matrices.shape[-1] else matrices.mT
     m, n = w.shape[-2:]
     gram = (w @ w.mT)[:, None]
