@@ -9,7 +9,7 @@ from torch import Tensor
 from lipflow.operators import LinearOperator
 from lipflow.operators.certified import CertifiedOperator
 from lipflow.operators.operator import add_bias
-from lipflow.primitives.primitive import Norm, Primitive, require, require_operator, require_shape
+from lipflow.primitives.primitive import Norm, Primitive, no_operator, require, require_operator, require_shape
 from lipflow.rounding import TINY, U, gamma, in_range, is_power_of_two, norm_up, sqrt_up
 from lipflow.shapes import Shape
 
@@ -90,7 +90,7 @@ class Sum(Primitive):
     def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
         """Each of n terms is multiplied once, without rounding for powers of two, and added at most n - 1 times."""
         roundings = len(reaches) - 1 + (not all(map(is_power_of_two, self.coefficients)))
-        size = self.lipschitz(lambda op: 0.0, *reaches)
+        size = self.lipschitz(no_operator, *reaches)
         return gamma(roundings) * size + len(reaches) * entries * TINY
 
     @property
@@ -120,7 +120,7 @@ class Scale(Primitive):
         return Fraction(float(self.factor.abs().max())) * distances[0]
 
     def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
-        return U * self.lipschitz(lambda op: 0.0, *reaches) + entries * TINY
+        return U * self.lipschitz(no_operator, *reaches) + entries * TINY
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,6 +155,6 @@ class AvgPool(Primitive):
 
     def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
         """ab - 1 additions and a division: γ_ab times the norm of the average of |x|, which is at most L‖x‖."""
-        size = self.lipschitz(lambda op: 0.0, *reaches)
+        size = self.lipschitz(no_operator, *reaches)
         underflow = entries * TINY * (1 + math.prod(self.window) / Fraction(self.divisor))
         return gamma(math.prod(self.window)) * size + underflow

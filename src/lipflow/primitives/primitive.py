@@ -87,6 +87,11 @@ class Primitive(ABC):
         return ", ".join(f"{name} {getattr(self, name)}" for name in plain)
 
 
+def no_operator(op: LinearOperator) -> float:
+    """The `norm` of primitives that have no operator."""
+    raise TypeError(f"the norm of {op} is needed")
+
+
 def format_shape(shape: Iterable[int]) -> str:
     """A shape as "45×32×32"."""
     return "×".join(map(str, shape))
