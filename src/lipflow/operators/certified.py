@@ -247,10 +247,13 @@ class CertifiedFourier(CertifiedOperator):
         return in_range(error)
 
     def adjoint(self, y: Tensor) -> Tensor:
-        raise ValueError("the adjoint of a Fourier multiplier has no certified form; use a convolution or a matrix")
+        raise ValueError(_NO_ADJOINT)
 
     def adjoint_error(self, reach: Fraction) -> Fraction:
-        raise ValueError("the adjoint of a Fourier multiplier has no certified form; use a convolution or a matrix")
+        raise ValueError(_NO_ADJOINT)
+
+
+_NO_ADJOINT = "the adjoint of a Fourier multiplier has no certified form; use a convolution or a matrix"
 
 
 def row_transform(width: int) -> Tensor:

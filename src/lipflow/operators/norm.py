@@ -169,7 +169,7 @@ def _conv_bound(op: LinearOperator, kernel: Tensor) -> tuple[Fraction, Torus]:
     if op.padding_mode == "zeros":
         out, grouped, rows, columns = len(groups[0]), kernel.shape[1], op.rows, op.columns
         if op.groups * strip_work(rows, out * columns.outputs, grouped * columns.size) <= EXACT_WORK:
-            return sqrt_up(strip_bound((exact_columns(k, columns) for k in groups), rows)), (EXACT_SIDE, EXACT_SIDE)
+            return sqrt_up(strip_bound((exact_columns(k, columns) for k in groups), rows)), NO_TORUS
         frequencies = op.groups * (columns.size // columns.stride // 2 + 1)
         if frequencies * strip_work(rows, 2 * out, 2 * columns.stride * grouped) <= STRIP_WORK:
             return _strip_norm(op, groups)
