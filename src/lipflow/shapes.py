@@ -17,6 +17,11 @@ def shape_of(in_shape: Shape) -> Shape:
     return tuple(in_shape)
 
 
+def format_batch(shape: Shape) -> str:
+    """The shape of a batch of inputs of this shape, as "(batch, 3, 32, 32)"."""
+    return f"({', '.join(map(str, ('batch', *shape)))})"
+
+
 def require_batch(x: Tensor, in_shape: Shape) -> None:
     """Raise unless x is a batch of inputs of a shape."""
     if not isinstance(x, Tensor):
@@ -30,21 +35,19 @@ def require_batch(x: Tensor, in_shape: Shape) -> None:
         hint = "; one image is a batch of one, x[None]"
     elif x.ndim == 4 and (shape[3], *shape[1:3]) == in_shape:
         hint = "; channels come first, x.permute(0, 3, 1, 2)"
-    raise ValueError(f"this network takes images (batch, {', '.join(map(str, in_shape))}), not {shape}{hint}")
+    raise ValueError(f"this network takes images {format_batch(in_shape)}, not {shape}{hint}")
 
 
 def require_flat(shape: Shape | None, features: int) -> None:
     """Raise unless an input of a dense layer is one vector: with several, the bias would be added to each of them."""
     if shape is not None and len(shape) != 1:
-        raise ValueError(f"a dense layer takes (batch, {features}), not (batch, {str(tuple(shape))[1:]}; flatten it")
+        raise ValueError(f"a dense layer takes (batch, {features}), not {format_batch(shape)}; flatten it")
 
 
 def require_images(shape: Shape, channels: int) -> None:
     """Raise if an input of a convolution is not an image with its channels."""
     if len(shape) != 3 or shape[0] != channels:
-        raise ValueError(
-            f"this layer takes images (batch, {channels}, height, width), not (batch, {str(tuple(shape))[1:]}"
-        )
+        raise ValueError(f"this layer takes images (batch, {channels}, height, width), not {format_batch(shape)}")
 
 
 def require_positive(**sizes: int) -> None:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from lipflow.certificate.rule import Certificates, from_logits, require_pixels
 from lipflow.frozen import Frozen, on_cpu
-from lipflow.shapes import require_batch
+from lipflow.shapes import format_batch, require_batch
 
 CHUNK_IMAGES = 250
 
@@ -19,7 +19,7 @@ def certify(frozen: Frozen, images: Tensor) -> Certificates:
     if not frozen.classes:
         raise ValueError(
             "certify takes a classifier of two classes or more, whose output is (batch, classes), not "
-            f"(batch, {str(frozen.graph.output.shape)[1:]}"
+            + format_batch(frozen.graph.output.shape)
         )
     require_batch(images, frozen.in_shape)
     require_pixels(images, frozen.domain)

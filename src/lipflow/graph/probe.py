@@ -62,7 +62,7 @@ def require_close(
     label = f"{name} ({type(part).__name__})" if name else type(part).__name__
     images = IMAGES + 1
     if theirs.shape != (images, *ours.shape[1:]):
-        shapes = f"{tuple(theirs.shape)}, lowered ({images}, {str(tuple(ours.shape[1:]))[1:]}"
+        shapes = f"{tuple(theirs.shape)}, lowered {(images, *ours.shape[1:])}"
         raise LoweringError(f"{label} returns another shape than it was lowered to, for {images} images: {shapes}")
     if not bool(torch.isfinite(theirs).all()):
         raise LoweringError(f"{label} returns NaN or infinite values on random images")

@@ -16,6 +16,7 @@ from lipflow.operators import Adjoint, ConvOperator, DenseOperator, FourierMulti
 from lipflow.operators.conv import Padding
 from lipflow.operators.multiplier import block_diagonal
 from lipflow.primitives import Affine, AvgPool, GroupSort, MaxPool, Pointwise, Scale, Sum
+from lipflow.shapes import format_batch
 
 Pair = int | Sequence[int]
 Number = int | float
@@ -112,10 +113,9 @@ def constant_value(value: Any, shape: torch.Size) -> Tensor:
 def linear(input: Node, weight: Tensor, bias: Tensor | None = None) -> Any:
     require_constant(weight, bias)
     if input.ndim != 2:
-        shape = f"(batch, {', '.join(map(str, input.shape[1:]))})"
         raise LoweringError(
-            f"a matrix takes (batch, features), not {shape}; flatten first, or use a 1×1 convolution to apply one "
-            "matrix at many positions"
+            f"a matrix takes (batch, features), not {format_batch(input.vertex.shape)}; flatten first, or use "
+            "a 1×1 convolution to apply one matrix at many positions"
         )
     return Affine(DenseOperator(weight.detach()), detached(bias))(input)
 

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 
 from lipflow.operators.operator import LinearOperator, require_real
+from lipflow.shapes import format_batch
 
 Padding = int | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]] | Literal["same"]
 
@@ -209,4 +210,4 @@ def _wrap(axis: Axis, device: torch.device) -> Tensor:
 
 def _require_shape(x: Tensor, shape: tuple[int, ...], what: str) -> None:
     if x.ndim != 4 or tuple(x.shape[1:]) != shape:
-        raise ValueError(f"{what} (batch, {', '.join(map(str, shape))}), not {tuple(x.shape)}")
+        raise ValueError(f"{what} {format_batch(shape)}, not {tuple(x.shape)}")
