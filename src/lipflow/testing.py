@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError, gradcheck
 
 from lipflow import certificate, check
+from lipflow.attack import pgd
 from lipflow.bound import lipschitz_bound
 from lipflow.certificate import certify
 from lipflow.frozen import freeze
@@ -120,8 +121,6 @@ def batches_and_layouts(layer: nn.Module, shape: Shape) -> None:
 
 def certificates_hold(layer: nn.Module, shape: Shape) -> None:
     """Frozen, its Jacobians are within L, the checker accepts it, and no attack succeeds within a radius."""
-    from lipflow.attack import pgd  # not needed to bound a layer
-
     scores = nn.Sequential(layer, nn.Flatten())
     if scores(torch.zeros(1, *shape, dtype=torch.float64)).shape[1] == 1:
         scores.append(nn.ZeroPad1d((0, 1)))  # a certificate needs two classes
