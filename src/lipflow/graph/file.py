@@ -5,7 +5,7 @@ The description is a list of primitives, whose tensors have names, and a list of
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_origin
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from lipflow.graph.fold import Domain
 from lipflow.graph.graph import Graph
 from lipflow.node import LoweringError, Vertex
-from lipflow.operators import ConvOperator, DenseOperator, FourierMultiplier
+from lipflow.operators import ConvOperator, DenseOperator, FourierMultiplier, LinearOperator
 from lipflow.operators.certified import CertifiedAdjoint, CertifiedFourier, CertifiedOperator, certified_operator
 from lipflow.primitives import KINDS, NONLINEARITIES, Input, Primitive
 from lipflow.primitives.nonlinearity import EXACT_SIGMAS, Nonlinearity, name_of
@@ -115,27 +115,29 @@ def _primitive(index: int, entry: dict[str, Any], tensors: dict[str, Tensor]) ->
     kind = KINDS.get(entry.get("kind", ""))
     if kind is None:
         raise ValueError(f"primitive {index} is of an unknown kind: {entry.get('kind')!r}")
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):
-        value: Any = entry[field.name]
-        is_list = field.name == "coefficients"
-        wanted, numbers = (float, value) if is_list else (field.type, [value])
-        if wanted in (int, float, bool) and any(type(number) is not wanted for number in numbers):
-            raise ValueError(f"the {field.name} of a {kind.kind} primitive cannot be {value!r}")
-        if field.name == "op":
-            value = _operator(value, tensors)
-        elif field.name == "sigma":
-            if value not in EXACT_SIGMAS:
-                raise ValueError(f"a {kind.kind} primitive cannot be built from σ = {value!r}")
-            value = NONLINEARITIES[value]
-        elif field.name == "index":
-            value = _tensor(tensors, value, torch.int32).to(torch.int64)
-        elif "Tensor" in str(field.type) and value is not None:
-            value = _tensor(tensors, value)
-        elif "tuple" in str(field.type):
-            value = tuple(value or ())
-        values[field.name] = value
-    return kind(**values)
+    return kind(**{f.name: _field(kind, f, entry[f.name], tensors) for f in dataclasses.fields(kind)})
+
+
+def _field(kind: type[Primitive], field: dataclasses.Field[Any], value: Any, tensors: dict[str, Tensor]) -> Any:
+    """The value of a field of a primitive, by its type: the inverse of `_plain`."""
+    wanted: Any = field.type
+    if wanted is LinearOperator:
+        return _operator(value, tensors)
+    if wanted is Nonlinearity:
+        if value not in EXACT_SIGMAS:
+            raise ValueError(f"a {kind.kind} primitive cannot be built from σ = {value!r}")
+        return NONLINEARITIES[value]
+    if wanted == Tensor | None and value is None:
+        return None
+    if wanted in (Tensor, Tensor | None):
+        index = field.name == "index"
+        return _tensor(tensors, value, torch.int32).to(torch.int64) if index else _tensor(tensors, value)
+    if get_origin(wanted) is tuple:
+        return tuple(value or ())
+    number, numbers = (float, value) if wanted == list[float] else (wanted, [value])
+    if number in (int, float, bool) and any(type(n) is not number for n in numbers):
+        raise ValueError(f"the {field.name} of a {kind.kind} primitive cannot be {value!r}")
+    return value
 
 
 def _operator(entry: dict[str, Any], tensors: dict[str, Tensor]) -> CertifiedOperator:
