@@ -98,14 +98,17 @@ def digest(stated: dict[str, Any]) -> str:
 
 def _ledger(frozen: Frozen) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The claims on each primitive, in the order of the file, and on each vertex."""
-    primitives: dict[int, dict[str, Any]] = {}
-    vertices = []
+    primitives: list[dict[str, Any]] = []
+    vertices: list[dict[str, Any]] = []
+    places: dict[int, int] = {}
     for vertex, row in zip(frozen.graph.vertices, frozen.ledger, strict=True):
         p = vertex.primitive
-        op = getattr(p, "op", None)
-        primitives.setdefault(id(p), dict(kind=p.kind, **(op.proof if isinstance(op, CertifiedOperator) else {})))
-        vertices.append(dict(row._asdict(), primitive=list(primitives).index(id(p))))
-    return list(primitives.values()), vertices
+        if id(p) not in places:
+            op = getattr(p, "op", None)
+            places[id(p)] = len(primitives)
+            primitives.append(dict(kind=p.kind, **(op.proof if isinstance(op, CertifiedOperator) else {})))
+        vertices.append(dict(row._asdict(), primitive=places[id(p)]))
+    return primitives, vertices
 
 
 @dataclass(frozen=True)
