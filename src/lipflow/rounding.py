@@ -18,7 +18,7 @@ from torch import Tensor
 U = Fraction(1, 2**53)
 TINY = Fraction(1, 2**1022)
 NORMAL = 2.0**-1022  # the least positive float64 that no processor flushes to 0
-RANGE = Fraction(2**900)  # the greatest stored number and error bound
+RANGE = Fraction(2**900)  # the most that a stored number, the norm of a value and a bound on errors may be
 # Stated constants exceed the derived ones by this relative amount, so that a program that rounds differently derives
 # constants that are at most the stated ones.
 SLACK = Fraction(1, 2**32)
@@ -40,14 +40,14 @@ def up(q: Fraction | int) -> float:
     return x if math.isinf(x) or Fraction(x) >= q else math.nextafter(x, math.inf)
 
 
-def digits_up(bound: float, digits: int) -> float:
-    """A bound rounded up to a number of significant digits, to print it."""
-    return float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal_from_float(bound))
-
-
 def down(q: Fraction | int) -> float:
     """The greatest float64 that is at most q; not a subnormal one for q < 0."""
     return -up(-q)
+
+
+def digits_up(bound: float, digits: int) -> float:
+    """A bound rounded up to a number of significant digits, to print it."""
+    return float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal_from_float(bound))
 
 
 def sqrt_up(q: Fraction) -> Fraction:
