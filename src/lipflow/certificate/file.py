@@ -155,7 +155,10 @@ class CertificateFile:
 
 
 def load(folder: str | Path) -> CertificateFile:
-    """Read a certificate and check that its files belong together and have valid types. This verifies no bound."""
+    """Read a certificate and check that its files belong together and have valid types. This verifies no bound.
+
+    Its images must be uint8, or floats in [0, 1], also if its domain is another one.
+    """
     path, rows = Path(folder) / CLAIMS, Path(folder) / ROWS
     stated = json_object(path, path.read_bytes())
     claimed = {key: value for key, value in stated.items() if key != "digest"}
