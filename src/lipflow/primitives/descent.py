@@ -97,9 +97,7 @@ class Descent(Convex):
 
     def certified(self, certify: Certify) -> Primitive:
         sigma, op = self.exact_sigma(), certify(self.op)
-        if not self.follows:
-            return Descent(op, float64(self.bias), sigma, self.h)
-        h = step_size(op.norm)
+        h = step_size(op.norm) if self.follows else self.h
         if not h / 2 <= self.h <= 2 * h:
             raise ValueError(
                 f"its step is {self.h:.4g}, and the certified norm of its weight gives {h:.4g}; is a hook between the "
