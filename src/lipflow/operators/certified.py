@@ -110,7 +110,7 @@ class CertifiedAdjoint(CertifiedOperator):
 
 
 class CertifiedProduct(CertifiedOperator):
-    """A matrix or a convolution: every entry of Wx is one sum of at most `dots[0]` products, of Wᵀy `dots[1]`."""
+    """A matrix or a convolution: every entry of Wx and of Wᵀy is one sum of products, with `dots` roundings."""
 
     def __init__(self, op: DenseOperator | ConvOperator) -> None:
         norm, self.torus = norm_certificate(op)
@@ -128,7 +128,10 @@ class CertifiedProduct(CertifiedOperator):
 
     @property
     def dots(self) -> tuple[int, int]:
-        """The greatest number of products in an entry of Wx, and of Wᵀy (with the additions that unwrap a torus)."""
+        """A bound on the roundings of an entry of Wx, and of Wᵀy (docs/soundness.md, "Local errors").
+
+        A convolution may add its taps to a zero, which is one more, and Wᵀ adds up the copies that padding makes.
+        """
         if isinstance(self.op, DenseOperator):
             return self.weight.shape[1], self.weight.shape[0]
         out, grouped, height, width = self.weight.shape
