@@ -13,7 +13,7 @@ from lipflow.operators.certified import CertifiedOperator
 from lipflow.operators.operator import add_bias
 from lipflow.primitives.linear import affine_error, bias_norm
 from lipflow.primitives.nonlinearity import EXACT_SIGMAS, NONLINEARITIES, Nonlinearity, name_of
-from lipflow.primitives.primitive import Certify, Norm, Primitive, float64, require, require_operator, require_shape
+from lipflow.primitives.primitive import Certify, Norm, Primitive, float64, require, require_affine, require_shape
 from lipflow.rounding import TINY, U, down, gamma, mul_up, norm_up, sqrt_up, up
 from lipflow.shapes import Shape
 
@@ -30,10 +30,9 @@ class Convex(Primitive):
     sigma: Nonlinearity
 
     def __post_init__(self) -> None:
-        require_operator(self.op)
+        require_affine(self, self.op, self.bias)
         if not isinstance(self.sigma, Nonlinearity):
             raise TypeError(f"σ is a Nonlinearity with its slopes, such as NONLINEARITIES['relu'], not {self.sigma!r}")
-        require(self.bias is None or self.bias.shape == (self.op.out_shape[0],), self)
 
     def out_shape(self, *shapes: Shape) -> Shape:
         require_shape(shapes == (self.op.in_shape,), self, *shapes)

@@ -9,7 +9,7 @@ from torch import Tensor
 from lipflow.operators import LinearOperator
 from lipflow.operators.certified import CertifiedOperator
 from lipflow.operators.operator import add_bias
-from lipflow.primitives.primitive import Norm, Primitive, no_operator, require, require_operator, require_shape
+from lipflow.primitives.primitive import Norm, Primitive, no_operator, require, require_affine, require_shape
 from lipflow.rounding import TINY, U, gamma, in_range, is_power_of_two, norm_up, sqrt_up
 from lipflow.shapes import Shape
 
@@ -24,8 +24,7 @@ class Affine(Primitive):
     bias: Tensor | None
 
     def __post_init__(self) -> None:
-        require_operator(self.op)
-        require(self.bias is None or self.bias.shape == (self.op.out_shape[0],), self)
+        require_affine(self, self.op, self.bias)
 
     def out_shape(self, *shapes: Shape) -> Shape:
         require_shape(shapes == (self.op.in_shape,), self, *shapes)

@@ -111,10 +111,11 @@ def require(valid: bool, p: Primitive) -> None:
         raise ValueError(f"{article} {p.kind} primitive cannot be built from {shown}")
 
 
-def require_operator(op: object) -> None:
-    """Raise TypeError for an object that is not an operator, such as a weight."""
+def require_affine(p: Primitive, op: object, bias: Tensor | None) -> None:
+    """Raise unless op is an operator, and the bias has a number for each row of a matrix, or each output channel."""
     if not isinstance(op, LinearOperator):
         raise TypeError(f"a primitive takes an operator, such as DenseOperator(matrix), not {type(op).__name__}")
+    require(bias is None or bias.shape == (op.out_shape[0],), p)
 
 
 def require_shape(fits: bool, p: Primitive, *shapes: Shape) -> None:
