@@ -129,7 +129,7 @@ class Lowering(TorchFunctionMode):
     def __init__(self, dtype: torch.dtype, names: dict[int, str]) -> None:
         super().__init__()
         self.names = names
-        self.builder = Builder(dtype, self.place)
+        self.builder = Builder(dtype, self.running_module)
         self.written: dict[int, tuple[Tensor, Node]] = {}  # plain tensors into which nodes were written
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -180,7 +180,7 @@ class Lowering(TorchFunctionMode):
             return value
         return map_tensors(value, lambda t: self.written[id(t)][1] if id(t) in self.written else t)
 
-    def place(self) -> str:
+    def running_module(self) -> str:
         """The name of the innermost module that is running."""
         return self.name_in(_frames())
 
