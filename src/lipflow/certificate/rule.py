@@ -19,6 +19,7 @@ from typing import SupportsFloat
 import torch
 from torch import Tensor
 
+from lipflow.graph import UNIT, Domain
 from lipflow.radius import parse_radius
 from lipflow.rounding import down, sqrt_up, up
 
@@ -62,7 +63,7 @@ class Certificates:
         return float((right if eps is None else right & self.certified(eps)).double().mean())
 
 
-def require_pixels(images: Tensor, domain: tuple[float, float] = (0.0, 1.0)) -> None:
+def require_pixels(images: Tensor, domain: Domain = UNIT) -> None:
     """Raise if images have values outside of the domain, which certificates do not cover."""
     low, high = domain
     if images.dtype == torch.uint8 and not low <= 0 < 1 <= high:
@@ -72,7 +73,7 @@ def require_pixels(images: Tensor, domain: tuple[float, float] = (0.0, 1.0)) -> 
         return
     inside = (images >= low) & (images <= high)  # false for NaN
     if not bool(inside.all()):
-        bad, hint = images[~inside][0].item(), _hint(images) if domain == (0.0, 1.0) else ""
+        bad, hint = images[~inside][0].item(), _hint(images) if domain == UNIT else ""
         bytes_too = " (or uint8)" if low <= 0 < 1 <= high else ""
         raise ValueError(
             f"certificates are for pixels in [{low:g}, {high:g}]{bytes_too}; these images contain {bad}{hint}"

@@ -117,7 +117,7 @@ def box(domain: Domain, shape: Sequence[int]) -> tuple[float, Fraction]:
     if not isinstance(domain, tuple | list) or len(domain) != 2:
         raise ValueError(f"domain is a pair (low, high), not {domain!r}")
     low, high = domain
-    if not (math.isfinite(low) and math.isfinite(high) and low < high and max(abs(low), abs(high)) <= 2.0**900):
+    if not (math.isfinite(low) and math.isfinite(high) and low < high and max(abs(low), abs(high)) <= float(RANGE)):
         raise ValueError(f"domain is (low, high) with finite low < high, within ±2⁹⁰⁰, not {domain!r}")
     centre = low + (high - low) / 2
     half = max(Fraction(high) - Fraction(centre), Fraction(centre) - Fraction(low))
