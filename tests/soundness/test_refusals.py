@@ -9,6 +9,8 @@ from torch import nn
 import lipflow
 from lipflow import blocks
 from lipflow.certificate import from_logits
+from lipflow.primitives import Primitive
+from tests.soundness.graphs import chain
 
 ROOT = math.nextafter(math.sqrt(2), 2)
 
@@ -96,3 +98,21 @@ def test_frozen_networks_compute_in_float64(change):
         inside = frozen(x)
     for scores in (getattr(frozen.module(), change)()(x), frozen(x.double()), inside):
         assert torch.equal(scores, frozen(x))
+
+
+class _Identity(Primitive):
+    kind = "identity"
+
+    def run(self, *xs):
+        return xs[0]
+
+    def out_shape(self, *shapes):
+        return shapes[0]
+
+    def lipschitz(self, norm, *distances):
+        return distances[0]
+
+
+def test_a_primitive_without_a_bound_on_its_rounding_error_is_refused():
+    with pytest.raises(ValueError, match="identity has no bound on its rounding error"):
+        chain((2,), _Identity())

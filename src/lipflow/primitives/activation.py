@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lipflow.primitives.primitive import Norm, Primitive, require, require_shape
+from lipflow.primitives.primitive import Exact, Norm, Primitive, require, require_shape
 from lipflow.rounding import TINY, gamma
 from lipflow.shapes import Shape
 
@@ -18,7 +18,7 @@ POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "abs": t
 
 
 @dataclass(frozen=True, eq=False)
-class Pointwise(Primitive):
+class Pointwise(Exact):
     """relu, abs or hardtanh of each entry. It does not round."""
 
     kind = "pointwise"
@@ -34,9 +34,12 @@ class Pointwise(Primitive):
     def run(self, *xs: Tensor) -> Tensor:
         return POINTWISE[self.name](xs[0])
 
+    def lipschitz(self, norm: Norm, *distances: Fraction) -> Fraction:
+        return distances[0]
+
 
 @dataclass(frozen=True, eq=False)
-class GroupSort(Primitive):
+class GroupSort(Exact):
     """Sort each group of the entries i, i + C/g, … of the first axis, greatest first. It does not round."""
 
     kind = "group_sort"
@@ -52,6 +55,9 @@ class GroupSort(Primitive):
 
     def run(self, *xs: Tensor) -> Tensor:
         return group_sort(xs[0].unflatten(1, (self.group, -1)))
+
+    def lipschitz(self, norm: Norm, *distances: Fraction) -> Fraction:
+        return distances[0]
 
 
 def group_sort(groups: Tensor) -> Tensor:

@@ -139,6 +139,9 @@ class LiveProximal(Convex):
         z = self.solve(self.gradient, xs[0])
         return 2 * z - xs[0] if self.reflect else z
 
+    def lipschitz(self, norm: Norm, *distances: Fraction) -> Fraction:
+        return distances[0]
+
     def tolerance(self, norm: Norm, *reaches: float) -> float:
         if math.isinf(reaches[0]) or Fraction(self.h) * self.smoothness(norm) > Fraction(self.planned):
             return math.inf

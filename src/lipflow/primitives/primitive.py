@@ -43,9 +43,9 @@ class Primitive(ABC):
     def out_shape(self, *shapes: Shape) -> Shape:
         """The shape of an output, for inputs of these shapes. Shapes that do not fit are refused, never broadcast."""
 
+    @abstractmethod
     def lipschitz(self, norm: Norm, *distances: Fraction) -> Fraction:
         """A bound on the distance of two outputs for inputs at these distances; `norm` gives norms of operators."""
-        return sum(distances, Fraction(0))
 
     def tolerance(self, norm: Norm, *reaches: float) -> float:
         """A bound on the distance, in real arithmetic, from a map that has the constant of `lipschitz`."""
@@ -56,7 +56,7 @@ class Primitive(ABC):
 
         `entries` is the greatest number of entries of an input or the output.
         """
-        return Fraction(0)
+        raise ValueError(f"{self.kind} has no bound on its rounding error")
 
     def certified(self, certify: Certify) -> "Primitive":
         """This primitive in certified arithmetic: certified operators, and copies of other numbers in float64."""
@@ -90,6 +90,14 @@ class Primitive(ABC):
 def no_operator(op: LinearOperator) -> float:
     """The `norm` of primitives that have no operator."""
     raise TypeError(f"the norm of {op} is needed")
+
+
+@dataclass(frozen=True, eq=False)
+class Exact(Primitive):
+    """A primitive that does not round, as it only moves, selects, clips or negates numbers."""
+
+    def rounding(self, entries: int, *reaches: Fraction) -> Fraction:
+        return Fraction(0)
 
 
 def format_shape(shape: Iterable[int]) -> str:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lipflow.primitives.primitive import Norm, Primitive, format_shape, require, require_shape
+from lipflow.primitives.primitive import Exact, Norm, format_shape, require, require_shape
 from lipflow.rounding import SLACK, sqrt_up
 from lipflow.shapes import Shape
 
 
 @dataclass(frozen=True, eq=False)
-class Input(Primitive):
+class Input(Exact):
     """The images that a network is given."""
 
     kind = "input"
@@ -28,13 +28,16 @@ class Input(Primitive):
     def run(self, *xs: Tensor) -> Tensor:
         raise RuntimeError("an input primitive cannot be run: give its value to the graph")
 
+    def lipschitz(self, norm: Norm, *distances: Fraction) -> Fraction:
+        return Fraction(0)  # as a function of no inputs
+
     @property
     def size(self) -> str:
         return format_shape(self.shape)
 
 
 @dataclass(frozen=True, eq=False)
-class Constant(Primitive):
+class Constant(Exact):
     """Numbers that do not depend on the input. L = 0."""
 
     kind = "constant"
@@ -53,7 +56,7 @@ class Constant(Primitive):
 
 
 @dataclass(frozen=True, eq=False)
-class Gather(Primitive):
+class Gather(Exact):
     """Entry i of the output is entry index[i] of the inputs, flattened and concatenated; -1 stands for a zero.
 
     Reshapes, slices, concatenations, padding with zeros and mirror images are gathers. If no entry of input k is taken
@@ -143,7 +146,7 @@ class _Take(torch.autograd.Function):
 
 
 @dataclass(frozen=True, eq=False)
-class MaxPool(Primitive):
+class MaxPool(Exact):
     """The greatest entry of each window. L = √m if an entry is in at most m windows."""
 
     kind = "max_pool"
