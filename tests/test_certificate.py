@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import lipflow
+from lipflow import certificate
 from lipflow.certificate import from_logits, require_pixels
+from lipflow.cli import main
 
 ROOT = 1.4142135623730951
 
@@ -97,6 +99,22 @@ def test_bytes_and_floats_have_the_same_radii(domain):
 def test_pixels_outside_of_the_domain_are_refused_with_a_hint(value, hint):
     with pytest.raises(ValueError, match=hint):
         require_pixels(torch.tensor([0.0, value, 0.5]))
+
+
+@pytest.mark.parametrize("domain", [(0.0, 1.0), (-2.0, 1.0)])
+def test_load_reads_what_save_wrote(domain, tmp_path):
+    low, high = domain
+    frozen = lipflow.freeze(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), (1, 2, 2), domain)
+    images = (low + (high - low) * torch.rand(5, 1, 2, 2)).double()
+    truth, found = torch.arange(5) % 3, lipflow.certify(frozen, images)
+    certificate.save(tmp_path, frozen, found, images, truth, split="test", network="best")
+    loaded = certificate.load(tmp_path)
+    expected = dict(vars(found), images=images, truth=truth)
+    assert all(np.array_equal(getattr(loaded, name), column.numpy()) for name, column in expected.items())
+    assert (loaded.domain, loaded.lipschitz, loaded.rounding) == (domain, frozen.lipschitz, frozen.rounding)
+    assert (loaded.split, loaded.network, len(loaded.ledger)) == ("test", "best", len(frozen.ledger))
+    if domain != (0.0, 1.0):
+        assert main(["attack", str(tmp_path)]) == 2
 
 
 def test_certificates_do_not_hold_outside_of_the_domain():

@@ -68,8 +68,9 @@ def arrays(path: Path, digest: Any, names: tuple[str, ...]) -> dict[str, np.ndar
     return found
 
 
-def require_pixels(images: np.ndarray, path: Path) -> None:
-    """Raise unless an array is uint8, or floats in [0, 1], with at least one value per row."""
-    floats = images.dtype.kind == "f" and bool(((images >= 0) & (images <= 1)).all())
-    require(images.dtype == np.uint8 or floats, path, "images are uint8, or floats in [0, 1]")
+def require_pixels(images: np.ndarray, path: Path, domain: tuple[float, float] = (0.0, 1.0)) -> None:
+    """Raise unless an array is uint8, or floats in a domain, with at least one value per row."""
+    low, high = domain
+    floats = images.dtype.kind == "f" and bool(((images >= low) & (images <= high)).all())
+    require(images.dtype == np.uint8 or floats, path, f"images are uint8, or floats in [{low:g}, {high:g}]")
     require(images.ndim >= 2 and all(side >= 1 for side in images.shape[1:]), path, "an image has no values")

@@ -22,6 +22,7 @@ from torch import Tensor
 from lipflow.certificate.rule import Certificates
 from lipflow.files import save_arrays, sha256, sync_names, temporary_file
 from lipflow.frozen import Frozen
+from lipflow.graph import Domain
 from lipflow.graph.file import SCHEMA
 from lipflow.operators.certified import CertifiedOperator
 from lipflow.rounding import down
@@ -128,13 +129,14 @@ class Operation:
 class CertificateFile:
     """What `save` wrote: the claims of certificate.json, and the rows of certified.npz."""
 
+    domain: Domain
     lipschitz: float
     rounding: float
     digest: str
     split: str  # "test", "validation", "other", or "" if unknown
     network: str  # "final", "best", or "" if unknown
     ledger: tuple[Operation, ...]
-    images: np.ndarray  # (n, channels, height, width) uint8, or float64 in [0, 1]
+    images: np.ndarray  # (n, channels, height, width) uint8, or floats in the domain
     truth: np.ndarray  # (n,) int64
     label: np.ndarray  # (n,) int64
     radius: np.ndarray  # (n,) float64
@@ -155,10 +157,7 @@ class CertificateFile:
 
 
 def load(folder: str | Path) -> CertificateFile:
-    """Read a certificate and check that its files belong together and have valid types. This verifies no bound.
-
-    Its images must be uint8, or floats in [0, 1], also if its domain is another one.
-    """
+    """Read a certificate and check that its files belong together and have valid types. This verifies no bound."""
     path, rows = Path(folder) / CLAIMS, Path(folder) / ROWS
     stated = json_object(path, path.read_bytes())
     claimed = {key: value for key, value in stated.items() if key != "digest"}
@@ -177,7 +176,11 @@ def load(folder: str | Path) -> CertificateFile:
     require(bool((radius >= 0).all()), rows, "a radius is negative or NaN")
     classes = logits.shape[1]
     require(classes >= 2 and bool(((label >= 0) & (label < classes)).all()), rows, "a label is not one of the classes")
-    require_pixels(images, rows)
+    ends = stated.get("domain")
+    if not (isinstance(ends, list) and len(ends) == 2):
+        raise ValueError(f"{path} cannot be read: domain is not (low, high)")
+    low, high = (number(end, path, "domain") for end in ends)
+    require_pixels(images, rows, (low, high))
     primitives, vertices = stated.get("primitives"), stated.get("vertices")
     if not (isinstance(primitives, list) and isinstance(vertices, list)):
         raise ValueError(f"{path} cannot be read: primitives and vertices are not lists")
@@ -185,7 +188,7 @@ def load(folder: str | Path) -> CertificateFile:
     lipschitz, rounding = (number(stated.get(key), path, key) for key in ("lipschitz", "rounding"))
     split, network = stated.get("split", ""), stated.get("network", "")
     require(isinstance(split, str) and isinstance(network, str), path, "split and network are not strings")
-    return CertificateFile(lipschitz, rounding, stated["digest"], split, network, ledger, **columns)
+    return CertificateFile((low, high), lipschitz, rounding, stated["digest"], split, network, ledger, **columns)
 
 
 def _operation(row: Mapping[str, Any], primitives: list[Any], path: Path) -> Operation:

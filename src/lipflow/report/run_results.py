@@ -83,6 +83,7 @@ def read(folder: Path, name: str) -> RunResults:
     if (folder / CLAIMS).is_file():
         certified = certificate.load(folder)
         require(certified.images.ndim == 4, folder / ROWS, "images are not (n, channels, height, width)")
+        require(certified.domain == (0.0, 1.0), folder / CLAIMS, "its domain is not [0, 1], the range of pixels")
         if (folder / OUTCOME).is_file():
             outcome = attack.load(folder, certified)
             stale = outcome is None
