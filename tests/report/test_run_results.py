@@ -37,17 +37,10 @@ def test_read_reads_all_of_a_run(run):
 
 
 def test_an_attack_on_another_certificate_is_stale(run):
-    stated = json.loads((run / "attack.json").read_text())
     change_json(run / "attack.json", certificate="of another one", steps="not read")
     found = read(run, "tiny")
     assert (found.outcome, found.stale, found.part) == (None, True, 0)
     assert found.missing == [f"attack.json is of another certificate and is not shown: lipflow attack {run}"]
-    del stated["certificate"]  # without a digest, the labels are compared
-    (run / "attack.json").write_text(json.dumps(stated))
-    assert read(run, "tiny").outcome is not None
-    stated["clean"][0] = not stated["clean"][0]
-    (run / "attack.json").write_text(json.dumps(stated))
-    assert read(run, "tiny").stale
 
 
 def written(name, text):

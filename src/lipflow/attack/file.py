@@ -70,12 +70,10 @@ def load(folder: Path, certificate: CertificateFile) -> Outcome | None:
     """Read the outcome of an attack on a certificate; None if another certificate was attacked."""
     path = folder / OUTCOME
     stated = json_object(path, path.read_bytes())
-    if stated.get("certificate", certificate.digest) != certificate.digest:
+    if stated.get("certificate") != certificate.digest:
         return None
     clean, robust = flags(stated.get("clean"), path), mapping(stated.get("robust"), path, "robust")
     agrees = len(clean) <= len(certificate.right) and bool((clean == certificate.right[: len(clean)]).all())
-    if "certificate" not in stated and not agrees:
-        return None
     require(agrees, path, "its list `clean` does not agree with the labels of the certificate")
     require(len(clean) > 0, path, "it has no attacked images")
     require(len(robust) > 0, path, "it has no radii")
