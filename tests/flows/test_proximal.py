@@ -6,7 +6,6 @@ monotone, ‖z - z*‖ ≤ ‖r‖.
 
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from lipflow.flows.proximal import contraction, iterations_for, proximal
 Gradient = Callable[[Tensor], Tensor]
 
 ELLS = [2.0**-6, 0.3, 1.0, 10.0, 100.0, 1e4]
-SOLVED = 2.0**-95  # the contraction at which the iteration stops
 ITERATIONS = [1, 2, 3, 5, 10, 30, 100]
 SIGMAS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "tanh": torch.tanh, "identity": lambda y: y}
 
@@ -41,11 +39,11 @@ def random_potentials(sigma: str, ell: float, count: int = 40) -> tuple[Gradient
     return gradient, 10 * torch.randn(count, 4, dtype=torch.float64)
 
 
-def solve(gradient: Gradient, x: Tensor, ell: float, h: float = 1.0) -> tuple[Tensor, Tensor]:
+def solve(gradient: Gradient, x: Tensor, ell: float) -> tuple[Tensor, Tensor]:
     """z by a long run, and a bound on its distance from z* for each member of the batch."""
     with torch.no_grad():
-        z = proximal(gradient, x, h, ell, iterations_for(ell, 1e-17))
-        return z, (z + h * gradient(z) - x).norm(dim=1)
+        z = proximal(gradient, x, 1.0, ell, iterations_for(ell, 1e-17))
+        return z, (z + gradient(z) - x).norm(dim=1)
 
 
 # The rate
@@ -90,60 +88,6 @@ def test_contraction_is_attained_by_quadratics(ell: float):
         ratio = ((z - exact).abs() / exact).max().item()
         # The bound is exact on quadratics (Taylor and Drori, Lemma 2).
         assert factor * (1 - 1e-3) - 1e-12 <= ratio <= factor + 1e-12
-
-
-class At(NamedTuple):
-    """The objective Φ(z) = ½‖z - x‖² + f(z) and its gradient at a point."""
-
-    point: Tensor
-    value: Tensor
-    slope: Tensor
-
-
-def interpolation_gap(a: At, b: At, smooth: float) -> Tensor:
-    """Φ(a) less its lower bound from b, for a 1-strongly convex and L-smooth Φ: at least 0."""
-    apart, bend = a.point - b.point, a.slope - b.slope
-    curved = ((apart - bend / smooth) ** 2).sum() / (1 - 1 / smooth)
-    return a.value - b.value - (b.slope * apart).sum() - (bend**2).sum() / smooth / 2 - curved / 2
-
-
-@pytest.mark.parametrize("ell", [3.0, 30.0, 1000.0])
-def test_the_lyapunov_function_decreases_by_exactly_two_inequalities(ell: float):
-    # The proof in docs/theory.md, on the iterates of the code: φₖ = (1 - q)Aₖψₖ + (L + Aₖ)‖zₖ - z*‖².
-    smooth, q, steps = 1 + ell, 1 / (1 + ell), 8
-    w = torch.randn(5, 3, dtype=torch.float64)
-    w = w * math.sqrt(ell) / torch.linalg.matrix_norm(w, 2)
-    x = 3 * torch.randn(1, 3, dtype=torch.float64)
-    visited: list[Tensor] = []
-
-    def gradient(z: Tensor) -> Tensor:
-        visited.append(z)
-        return 4 * torch.sigmoid(z @ w.T) @ w  # σ = 4·sigmoid has slopes in [0, 1]
-
-    def at(z: Tensor) -> At:
-        value = ((z - x) ** 2).sum() / 2 + 4 * torch.logaddexp(z @ w.T, torch.zeros(5, dtype=z.dtype)).sum()
-        return At(z, value, z - x + gradient(z))
-
-    best = at(proximal(gradient, x, 1.0, ell, iterations_for(ell, 1e-17)))
-    zs = [proximal(gradient, x, 1.0, ell, k) for k in range(steps + 1)]
-    visited.clear()
-    with torch.no_grad():
-        proximal(gradient, x, 1.0, ell, steps)
-    ys = [at(y) for y in (x, *visited[:steps])]
-    a, weights = 0.0, [0.0]
-    for _ in range(steps):
-        a = ((1 + q) * a + 2 * (1 + math.sqrt((1 + a) * (1 + q * a)))) / (1 - q) ** 2
-        weights.append(a)
-    phis = [
-        (1 - q) * a * interpolation_gap(y, best, smooth) + (smooth + a) * ((z - best.point) ** 2).sum()
-        for a, y, z in zip(weights, ys, zs, strict=True)
-    ]
-    for k in range(steps):
-        first = interpolation_gap(ys[k], ys[k + 1], smooth)
-        second = interpolation_gap(best, ys[k + 1], smooth)
-        assert min(first, second) >= -1e-9
-        fall = (1 - q) * (weights[k] * first + (weights[k + 1] - weights[k]) * second)
-        assert abs(phis[k] - phis[k + 1] - fall) <= 1e-9 * (phis[k] + 1)
 
 
 @pytest.mark.parametrize("ell", [0.0, *ELLS])
@@ -225,19 +169,24 @@ def test_layers_solve_the_equations_of_their_steps(sigma: str):
 
 @pytest.mark.parametrize("sigma", ["relu", "tanh", "softplus"])
 @pytest.mark.parametrize("kind", [ImplicitEuler, Midpoint])
-@pytest.mark.parametrize("end", [2.0, 1e-9])  # where the biases are all of the gradient
-def test_the_tolerance_of_the_bound_covers_the_error_of_few_iterations(kind: type, end: float, sigma: str):
+@pytest.mark.parametrize("domain", [(-3.0, 5.0), (0.0, 1.0), (-1e-9, 1e-9)])  # in the last, ∇f is its biases
+def test_the_tolerance_of_the_bound_covers_the_error_of_few_iterations(
+    kind: type, domain: tuple[float, float], sigma: str
+):
     short = layer(kind(1.0, iterations=3), sigma)
     with torch.no_grad():
         short.field.bias.fill_(1.0)
     exact = Flow(short.field, kind(1.0, iterations=400)).eval()
-    bound = lipschitz_bound(short, in_shape=(4,), domain=(-end, end))
+    bound = lipschitz_bound(short, (4,), domain)
     assert bound.lipschitz == 1.0
-    x = end * (torch.rand(500, 4, dtype=torch.float64) * 2 - 1)
-    x[:100] = x[:100].sign() * end  # corners
+    low, high = domain
+    x = torch.rand(500, 4, dtype=torch.float64)
+    x[:100] = x[:100].round()  # corners
+    x = low + (high - low) * x
     error = (short(x) - exact(x)).norm(dim=1).max().item()
     assert 0 < error <= bound.tolerance < math.inf
-    assert lipschitz_bound(short, in_shape=(4,), domain=(-20.0, 20.0)).tolerance >= bound.tolerance
+    wider = lipschitz_bound(short, (4,), (low - 1, high + 1)).tolerance
+    assert wider > bound.tolerance or sigma == "tanh"  # which is bounded, and so is ∇f
 
 
 def test_a_reflection_has_twice_the_tolerance_of_its_implicit_step():
