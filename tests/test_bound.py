@@ -103,21 +103,6 @@ def test_constants_and_tolerances_fold(name):
     assert lipschitz_bound(module, (2,)) == expected
 
 
-@pytest.mark.parametrize("domain", [(0.0, 1.0), (-3.0, 5.0)])
-def test_tolerance_covers_the_unsolved_part_over_the_domain(domain):
-    torch.manual_seed(0)
-    layer = lipflow.proximal(4, 6, iterations=3).double().eval()
-    one = lipschitz_bound(layer, (4,), domain)
-    assert one.lipschitz == 1
-    assert 0 < one.tolerance < math.inf
-    assert lipschitz_bound(nn.Sequential(layer, declared(2.0)), (4,), domain) == Bound(2.0, 2 * one.tolerance)
-    low, high = domain
-    assert lipschitz_bound(layer, (4,), (low - 1, high + 1)).tolerance > one.tolerance
-    solved = lipflow.Flow(layer.field, lipflow.ImplicitEuler(iterations=300)).eval()
-    x = low + (high - low) * torch.rand(500, 4, dtype=torch.float64)
-    assert float((layer(x) - solved(x)).detach().norm(dim=1).max()) <= one.tolerance
-
-
 # Assume
 
 
@@ -159,7 +144,7 @@ def test_a_wrong_shape_is_refused_and_quoted(of, shape):
 
 
 @pytest.mark.parametrize("of", [lipschitz_bound, lipflow.freeze])
-@pytest.mark.parametrize("domain", [(1.0, 0.0), (0.0, 0.0), (math.nan, 1.0), (0.0, math.inf)])
+@pytest.mark.parametrize("domain", [(1.0, 0.0), (0.0, 0.0), (math.nan, 1.0), (0.0, math.inf), (-1e300, 1e300)])
 def test_a_wrong_domain_is_refused_and_quoted(of, domain):
     with pytest.raises(ValueError, match=re.escape(f"low < high, within ±2⁹⁰⁰, not {domain!r}")):
         of(nn.Linear(4, 4), (4,), domain)
