@@ -75,13 +75,6 @@ def test_the_bound_of_a_series_covers_its_remainder(terms):
     assert norm <= lipflow.lipschitz_bound(layer, (2,)).lipschitz <= 1 + theta**terms / math.factorial(terms) + 1e-8
 
 
-def test_training_uses_train_terms():
-    layer = lipflow.soc(6, terms=12, train_terms=2)
-    x = torch.randn(2, 6)
-    assert torch.equal(layer.train()(x), x + layer.field(x))
-    assert not torch.allclose(layer.eval()(x), x + layer.field(x))
-
-
 @pytest.mark.parametrize("h", [0.3, 1.0, 4.0])
 def test_steps_of_a_quadratic_potential_are_exact(h):
     """f(x) = ½xᵀHx: every step is a rational function of H."""
