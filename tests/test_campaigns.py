@@ -2,31 +2,16 @@
 
 import json
 
-import pytest
-
 from tests import campaigns
 
 PAGE, ROWS = (campaigns.ROOT / "docs" / name for name in (campaigns.PAGE, campaigns.ROWS))
 
 
-@pytest.fixture
-def rows():
-    return json.loads(ROWS.read_text())
-
-
-def test_page_is_made_from_the_rows(rows):
+def test_the_page_is_made_from_rows_without_a_violation():
+    rows = json.loads(ROWS.read_text())
     assert PAGE.read_text() == campaigns.page(rows), "run `python tests/campaigns.py`"
-
-
-def test_rows_have_no_violation(rows):
     campaign_names = "AutoAttack inside of the radius", "PGD inside of the radius", "rounding at the boundary"
     assert {name: row["violations"] for name, row in rows.items()} == dict.fromkeys(campaign_names, 0)
-
-
-def test_rows_have_sources(rows):
-    for row in rows.values():
-        assert set(row["source"]) == {"command", "seconds", "date", "machine", "commit", "versions"}
-        assert {"lipflow", "python", "torch", "numpy"} <= set(row["source"]["versions"])
 
 
 def test_write_replaces_the_row_of_the_same_name(tmp_path, monkeypatch):
