@@ -34,8 +34,6 @@ def test_equal_networks_have_equal_files(network, tmp_path):
     save(network, tmp_path / "a")
     save(read(tmp_path / "a"), tmp_path / "b")
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    (tmp_path / "c").touch()
-    assert (tmp_path / "a").stat().st_mode == (tmp_path / "c").stat().st_mode
 
 
 def test_a_network_that_build_did_not_make_is_refused(network, tmp_path):

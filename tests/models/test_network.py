@@ -37,18 +37,16 @@ def test_a_frozen_network_reads_bytes_alike(network):
 
 
 @pytest.mark.parametrize(
-    ("image", "error", "words"),
+    ("dtype", "words"),
     [
-        (torch.zeros(1, 1, 4, 4, dtype=torch.int64), TypeError, "uint8, or floats in .*not torch.int64"),
-        (torch.zeros(1, 1, 4, 4, dtype=torch.complex64), TypeError, "uint8, or floats in .*not torch.complex64"),
-        (torch.zeros(1, 1, 4, 4, dtype=torch.float64), TypeError, r"torch.float64 .*give x.float\(\)"),
-        (torch.zeros(2, 3, 4, 4), ValueError, r"\(batch, 1, 4, 4\), not"),
-        (torch.zeros(1, 4, 4), ValueError, r"\(batch, 1, 4, 4\), not"),
+        (torch.int64, "uint8, or floats in .*not torch.int64"),
+        (torch.complex64, "uint8, or floats in .*not torch.complex64"),
+        (torch.float64, r"torch.float64 .*give x.float\(\)"),
     ],
 )
-def test_other_images_are_refused(network, image, error, words):
-    with pytest.raises(error, match=words):
-        network(image)
+def test_images_of_another_dtype_are_refused(network, dtype, words):
+    with pytest.raises(TypeError, match=words):
+        network(torch.zeros(1, 1, 4, 4, dtype=dtype))
     assert network.double()(torch.zeros(1, 1, 4, 4, dtype=torch.float64)).dtype == torch.float64
 
 
