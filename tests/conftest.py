@@ -1,4 +1,4 @@
-"""Fixtures of all tests: fixed seeds, a fixed environment, and a cache of their own."""
+"""Fixtures of all tests: fixed seeds and environment, a cache of their own, and settings of torch that are restored."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,12 @@ def user_cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def same_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def same_everywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.manual_seed(0)
     for name in ("COLUMNS", "FORCE_COLOR", "LIPFLOW_DEBUG", "NO_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    torch.set_default_dtype(torch.float32)
+    torch.set_flush_denormal(False)

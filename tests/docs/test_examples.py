@@ -38,18 +38,9 @@ def require_close(printed: str, expected: str) -> None:
         assert float(ours) == pytest.approx(float(theirs[0]), **near), expected
 
 
-@pytest.fixture(autouse=True)
-def restored_settings():
-    """The programs change global settings of torch."""
-    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_default_dtype(dtype)
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize("name", ["certify_your_cnn", "custom_field"])
 def test_example_prints_what_its_page_says(name, capsys):
+    torch.set_num_threads(1)
     example(name).main()
     require_close(capsys.readouterr().out, printed_on_the_page(name))
 

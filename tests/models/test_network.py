@@ -58,10 +58,7 @@ def test_normalize_refuses_bytes():
 @pytest.mark.parametrize("name", [name for name in contract.LAYERS if name.endswith("network")])
 def test_parameters_have_the_default_dtype(name):
     torch.set_default_dtype(torch.float64)
-    try:
-        network = contract.LAYERS[name].make()
-    finally:
-        torch.set_default_dtype(torch.float32)
+    network = contract.LAYERS[name].make()
     assert {value.dtype for value in network.state_dict().values()} == {torch.float64}
 
 

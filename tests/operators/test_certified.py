@@ -97,9 +97,8 @@ def _waves(size: int) -> tuple[list[list[flint.arb]], list[list[flint.arb]]]:
 
 @pytest.fixture(autouse=True)
 def _precision():
-    before, flint.ctx.prec = flint.ctx.prec, PRECISION
-    yield
-    flint.ctx.prec = before
+    with flint.ctx.workprec(PRECISION):
+        yield
 
 
 def _squared_error(computed: Tensor, p: CertifiedFourier, x: Tensor) -> Fraction:

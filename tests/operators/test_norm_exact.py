@@ -117,10 +117,8 @@ def test_norm_bound_includes_subnormal_weights_alone_and_beside_a_normal_one():
     alone = torch.tensor([[1e-310]], dtype=torch.float64)
     ops = [DenseOperator(beside), DenseOperator(alone), ConvOperator(alone[None, None], (2, 2), padding=0)]
     torch.set_flush_denormal(True)  # where the processor can
-    try:
-        bounds = [norm_bound(op) for op in ops]
-    finally:
-        torch.set_flush_denormal(False)  # comparisons flush too, so not before this
+    bounds = [norm_bound(op) for op in ops]
+    torch.set_flush_denormal(False)  # comparisons flush too
     assert is_above_norm(Fraction(bounds[0]), beside)
     assert min(bounds[1:]) >= 1e-310
 

@@ -122,11 +122,8 @@ class Fourier:
 
 def _wave(amplitude: fmpq, turns: fmpq) -> tuple[fmpq, fmpq]:
     """√amplitude·(cos, sin)(2π·turns), each rounded to BITS."""
-    before, ctx.prec = ctx.prec, BITS
-    try:
+    with ctx.workprec(BITS):
         parts = [(arb(amplitude).sqrt() * wave).mid().man_exp() for wave in arb.sin_cos_pi(arb(2 * turns))]
-    finally:
-        ctx.prec = before
     sine, cosine = (fmpq(int(man)) * fmpq(2) ** int(exp) for man, exp in parts)
     return cosine, sine
 

@@ -153,13 +153,9 @@ def test_subnormal_weights_are_refused():
         lipflow.freeze(nn.Sequential(layers[0], nn.ReLU(), layers[1]), in_shape=(2,))
     with pytest.raises(ValueError, match="subnormal"):
         lipflow.freeze(nn.Sequential(layers[1]), in_shape=(2,))
-    flushes = torch.set_flush_denormal(True)
-    try:
-        if flushes:
-            with pytest.raises((ValueError, RuntimeError), match=r"subnormal|float64"):
-                lipflow.freeze(nn.Sequential(layers[1]), in_shape=(2,))
-    finally:
-        torch.set_flush_denormal(False)
+    if torch.set_flush_denormal(True):
+        with pytest.raises((ValueError, RuntimeError), match=r"subnormal|float64"):
+            lipflow.freeze(nn.Sequential(layers[1]), in_shape=(2,))
 
 
 EYE = torch.eye(2, dtype=torch.float64)
@@ -249,13 +245,11 @@ def test_tiny_pair_bounds_are_never_read_as_0(flush, tmp_path):
         layer.bias = nn.Parameter(torch.tensor(bias, dtype=torch.float64))
     x = torch.tensor([[1.0], [0.0]], dtype=torch.float64)
     torch.set_flush_denormal(flush)  # has no effect on some processors
-    try:
-        frozen = lipflow.freeze(nn.Sequential(first, nn.ReLU(), last), in_shape=(1,))  # relu: matrices are not joined
-        found = lipflow.certify(frozen, x)
-        certificate_file.save(tmp_path, frozen, found, x, found.label)
-        check.check(tmp_path, full=True)
-    finally:
-        torch.set_flush_denormal(False)
+    frozen = lipflow.freeze(nn.Sequential(first, nn.ReLU(), last), in_shape=(1,))  # relu: matrices are not joined
+    found = lipflow.certify(frozen, x)
+    certificate_file.save(tmp_path, frozen, found, x, found.label)
+    check.check(tmp_path, full=True)
+    torch.set_flush_denormal(False)
     assert found.label.tolist() == [0, 1]
     assert 0 < float(found.radius[0]) < 1
 
@@ -265,13 +259,10 @@ def test_the_checker_finds_subnormal_weights_by_their_bits(tmp_path):
         weight = np.array([1.0, value])
         save_file({"0.weight": weight}, tmp_path / f"{name}.safetensors", {"lipflow": "{}"})
     torch.set_flush_denormal(True)  # where the processor can
-    try:
-        with pytest.raises(check.Rejected, match="subnormal, or above"):
-            check.read_safetensors(tmp_path / "small.safetensors")
-        for name in ("zero", "minus-zero", "one"):
-            check.read_safetensors(tmp_path / f"{name}.safetensors")
-    finally:
-        torch.set_flush_denormal(False)
+    with pytest.raises(check.Rejected, match="subnormal, or above"):
+        check.read_safetensors(tmp_path / "small.safetensors")
+    for name in ("zero", "minus-zero", "one"):
+        check.read_safetensors(tmp_path / f"{name}.safetensors")
 
 
 @pytest.mark.parametrize("small", [False, True], ids=["overflow", "subnormal"])

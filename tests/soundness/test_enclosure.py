@@ -460,12 +460,10 @@ def test_pair_bounds_include_underflow_of_rows(flush):
     first[1], first[:, 0] = -first[1], 2.0**-490
     last = 2.0**-503 * torch.eye(2, dtype=torch.float64)
     torch.set_flush_denormal(flush)  # has no effect on some processors
-    try:
-        big = Scale(torch.full((100,), 2.0**890, dtype=torch.float64))
-        matrices = [Affine(certified_operator(DenseOperator(m)), None) for m in (first, last)]
-        frozen = graphs.chain((100,), big, Pointwise("relu"), *matrices)
-    finally:
-        torch.set_flush_denormal(False)
+    big = Scale(torch.full((100,), 2.0**890, dtype=torch.float64))
+    matrices = [Affine(certified_operator(DenseOperator(m)), None) for m in (first, last)]
+    frozen = graphs.chain((100,), big, Pointwise("relu"), *matrices)
+    torch.set_flush_denormal(False)
     rows = exact.rational(last) @ exact.rational(first)
     true = exact.fraction(exact.square(rows[0] - rows[1])) * Fraction(2) ** (2 * 890)
     assert Fraction(frozen.pair_bounds[0, 1].item()) ** 2 >= true
@@ -499,10 +497,8 @@ def test_scores_computed_in_other_orders_are_within_2E(trained):
     together = frozen(x)
     singly = torch.cat([frozen(one[None]) for one in x])
     torch.set_num_threads(2)
-    try:
-        threads = frozen(x)
-    finally:
-        torch.set_num_threads(1)
+    threads = frozen(x)
+    torch.set_num_threads(1)
     last = frozen(x.contiguous(memory_format=torch.channels_last))
     permuted = [_permuted(frozen, seed)(x) for seed in range(3)]
     turned = frozen(x.flip(0)).flip(0)
