@@ -1,20 +1,11 @@
 """Layers with normalised weights, and their norms."""
 
-import math
-
 import pytest
 import torch
 
 import lipflow
 from lipflow import blocks
-
-
-def matrix(layer: torch.nn.Module, shape: tuple[int, ...]) -> torch.Tensor:
-    """The matrix of an affine layer."""
-    n = math.prod(shape)
-    with torch.no_grad():
-        origin = layer(torch.zeros(1, *shape, dtype=torch.float64))
-        return (layer(torch.eye(n, dtype=torch.float64).reshape(n, *shape)) - origin).flatten(1).T
+from tests.operators.geometry import affine_matrix
 
 
 def test_spectral_dense_divides_by_the_norm():
@@ -22,7 +13,9 @@ def test_spectral_dense_divides_by_the_norm():
     for _ in range(200):
         layer(torch.zeros(1, 6, dtype=torch.float64))
     w = layer.weight.weight.weight.detach()
-    torch.testing.assert_close(matrix(layer.eval(), (6,)), w / torch.linalg.matrix_norm(w, 2), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        affine_matrix(layer.eval(), (6,)), w / torch.linalg.matrix_norm(w, 2), rtol=1e-6, atol=1e-6
+    )
     assert 1 - 1e-12 <= lipflow.lipschitz_bound(layer, (6,)).lipschitz <= 1 + 1e-6
 
 
@@ -35,7 +28,7 @@ def test_trained_convolutions_have_norms_near_one(make, least):
         optimiser.zero_grad()
         layer(x).sub(1).square().mean().backward()
         optimiser.step()
-    norm = float(torch.linalg.matrix_norm(matrix(layer.eval(), (2, 5, 6)), 2))
+    norm = float(torch.linalg.matrix_norm(affine_matrix(layer.eval(), (2, 5, 6)), 2))
     assert least <= norm <= 1.01
     assert norm <= lipflow.lipschitz_bound(layer, (2, 5, 6)).lipschitz <= 1.2
 

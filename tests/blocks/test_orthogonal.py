@@ -1,7 +1,5 @@
 """The singular values of orthogonal layers are 1, fresh and after training."""
 
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -9,25 +7,17 @@ from torch import nn
 import lipflow
 from lipflow.blocks import Bias, TakeChannels
 from tests import contract
+from tests.operators.geometry import affine_matrix
 
 EXACT = [name for name in contract.LAYERS if name.startswith(("cayley", "bcop", "björck")) and "network" not in name]
 SERIES = ["soc dense", "soc conv", "soc, scaled", "soc, wider", "soc, narrower, strided", "soc, 1×1", "soc, features"]
-
-
-def singular_values(layer: nn.Module, shape: tuple[int, ...]) -> torch.Tensor:
-    """The singular values of an affine layer."""
-    n = math.prod(shape)
-    basis = torch.cat([torch.eye(n, dtype=torch.float64), torch.zeros(1, n, dtype=torch.float64)]).reshape(-1, *shape)
-    with torch.no_grad():
-        images = layer(basis).flatten(1)
-    return torch.linalg.svdvals(images[:-1] - images[-1])
 
 
 @pytest.mark.parametrize("trained", [False, True], ids=["fresh", "trained"])
 @pytest.mark.parametrize("name", EXACT)
 def test_singular_values_are_one(name, trained):
     layer = contract.make(name, trained=trained)
-    values = singular_values(layer, contract.LAYERS[name].shape)
+    values = torch.linalg.svdvals(affine_matrix(layer, contract.LAYERS[name].shape))
     assert float(values.min()) >= 1 - 1e-12
     assert float(values.max()) <= 1 + 1e-12
 
@@ -41,6 +31,6 @@ def test_a_truncated_series_is_orthogonal_up_to_its_remainder(name, trained):
     if name == "soc, narrower, strided":
         layer = nn.Sequential(*[m for m in layer.children() if not isinstance(m, TakeChannels | Bias)])
     remainder = lipflow.lipschitz_bound(layer, in_shape=shape).lipschitz - 1
-    values = singular_values(layer, shape)
+    values = torch.linalg.svdvals(affine_matrix(layer, shape))
     assert float(values.max()) <= 1 + remainder + 1e-12
     assert float(values.min()) >= 1 - remainder - 1e-12

@@ -21,13 +21,7 @@ from lipflow import (
     Skew,
     Split,
 )
-
-
-def matrix_of(function, shape: tuple[int, ...]) -> torch.Tensor:
-    """The matrix of a linear layer."""
-    n = math.prod(shape)
-    return function(torch.eye(n, dtype=torch.float64).reshape(n, *shape)).reshape(n, n).T.detach()
-
+from tests.operators.geometry import affine_matrix
 
 SKEW = {
     "dense": (lambda: DenseWeight(5, 5), (5,)),
@@ -42,7 +36,7 @@ SKEW = {
 def test_steps_of_a_skew_field_are_exact(kind, h):
     weight, shape = SKEW[kind]
     field = Skew(weight().double())
-    a = matrix_of(field, shape)
+    a = affine_matrix(field, shape)
     torch.testing.assert_close(a, -a.T)
     eye = torch.eye(len(a), dtype=torch.float64)
     expected = {
@@ -53,8 +47,8 @@ def test_steps_of_a_skew_field_are_exact(kind, h):
     }
     for step, matrix in expected.items():
         layer = Flow(field, step).eval()
-        torch.testing.assert_close(matrix_of(layer, shape), matrix, rtol=1e-10, atol=1e-10)
-        values = torch.linalg.svdvals(matrix_of(layer, shape))
+        torch.testing.assert_close(affine_matrix(layer, shape), matrix, rtol=1e-10, atol=1e-10)
+        values = torch.linalg.svdvals(affine_matrix(layer, shape))
         bound = lipflow.lipschitz_bound(layer, shape).lipschitz
         assert float(values.max()) <= bound * (1 + 1e-12)
         if isinstance(step, ExplicitEuler) and kind == "dense":
@@ -69,7 +63,7 @@ def test_the_bound_of_a_series_covers_its_remainder(terms):
     weight, theta = DenseWeight(2, 2).double(), 1.3
     weight.weight.data = torch.tensor([[0.0, theta], [-theta, 0.0]], dtype=torch.float64)
     layer = Flow(Skew(weight), Exponential(1.0, terms)).eval()
-    norm = float(torch.linalg.matrix_norm(matrix_of(layer, (2,)), 2))
+    norm = float(torch.linalg.matrix_norm(affine_matrix(layer, (2,)), 2))
     exact = abs(sum((1j * theta) ** j / math.factorial(j) for j in range(terms)))
     assert norm == pytest.approx(exact, rel=1e-12)
     assert norm <= lipflow.lipschitz_bound(layer, (2,)).lipschitz <= 1 + theta**terms / math.factorial(terms) + 1e-8
@@ -93,7 +87,7 @@ def test_steps_of_a_quadratic_potential_are_exact(h):
         layer = Flow(field, step)
         bound = lipflow.lipschitz_bound(layer, (4,), domain=(-2.0, 2.0))
         assert bound.lipschitz == pytest.approx(constant)
-        error = float(torch.linalg.matrix_norm(matrix_of(layer, (4,)) - matrix, 2))
+        error = float(torch.linalg.matrix_norm(affine_matrix(layer, (4,)) - matrix, 2))
         assert error <= 4 * bound.tolerance + 1e-12
         assert float(torch.linalg.matrix_norm(matrix, 2)) <= bound.lipschitz + 1e-12
 

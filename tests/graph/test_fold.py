@@ -14,6 +14,7 @@ from lipflow.graph import certified, fold, lower
 from lipflow.graph.fold import box, row_distances
 from lipflow.operators import norm_bound
 from tests.graph.test_rules import Calls, constant
+from tests.operators.geometry import affine_matrix
 
 
 def folded(function):
@@ -64,9 +65,7 @@ HEADS = {
 
 @pytest.mark.parametrize("name", HEADS)
 def test_pairs_of_a_linear_network_are_exact(name):
-    head = HEADS[name]
-    matrix = head(torch.eye(4, dtype=torch.float64)) - head(torch.zeros(1, 4, dtype=torch.float64))
-    exact, found = exact_pairs(matrix.T), folded(head).pairs
+    exact, found = exact_pairs(affine_matrix(HEADS[name], (4,))), folded(HEADS[name]).pairs
     assert bool((found >= exact * (1 - 1e-13)).all())
     assert bool((found <= exact * (1 + 1e-8) + 1e-12).all())
 

@@ -13,6 +13,7 @@ import lipflow
 from lipflow import lipschitz_bound
 from lipflow.graph import lower
 from tests.graph.test_rules import Calls, constant, kinds
+from tests.operators.geometry import affine_matrix
 
 SHAPE = (4, 5, 6)
 
@@ -23,10 +24,7 @@ def kinds_of(function) -> list[str]:
 
 def exact_norm(function) -> float:
     """The norm of the matrix of an affine function, by SVD."""
-    entries = math.prod(SHAPE)
-    basis = torch.eye(entries, dtype=torch.float64).reshape(entries, *SHAPE)
-    images = function(basis) - function(torch.zeros(1, *SHAPE, dtype=torch.float64))
-    return float(torch.linalg.matrix_norm(images.flatten(1), 2))
+    return float(torch.linalg.matrix_norm(affine_matrix(function, SHAPE), 2))
 
 
 def bound(function) -> float:

@@ -92,11 +92,20 @@ def draw_geometry(draw: Draw, side: int = 7, channels: int = 3) -> Geometry:
     return Geometry(size, kernel, before, (rows, columns), mode, stride, dilation, groups, out, grouped)
 
 
+def affine_matrix(
+    function: Callable[[Tensor], Tensor], shape: tuple[int, ...], dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """The matrix of an affine map: its columns are f(eₖ) - f(0)."""
+    entries = math.prod(shape)
+    points = torch.cat([torch.zeros(1, entries, dtype=dtype), torch.eye(entries, dtype=dtype)])
+    with torch.no_grad():
+        values = function(points.reshape(-1, *shape)).flatten(1)
+    return (values[1:] - values[0]).T
+
+
 def matrix_of(op: LinearOperator) -> Tensor:
-    """The matrix of an operator, column by column from its values."""
-    entries = math.prod(op.in_shape)
-    basis = torch.eye(entries, dtype=op.weight.real.dtype).reshape(entries, *op.in_shape)
-    return op(basis).reshape(entries, -1).T
+    """The matrix of an operator, from its values."""
+    return affine_matrix(op, op.in_shape, op.weight.real.dtype)
 
 
 def svd_norm(matrix: Tensor) -> tuple[float, float]:

@@ -14,7 +14,7 @@ import torch
 from lipflow import ConvOperator, DenseOperator, check
 from lipflow.operators import norm
 from lipflow.operators.certified import certified_operator
-from tests.operators.geometry import Geometry, draw_geometry, gaussian, svd_norm
+from tests.operators.geometry import Geometry, draw_geometry, gaussian, matrix_of, svd_norm
 from tests.operators.test_norm import WAYS, take
 from tests.soundness.graphs import Draw, fourier
 
@@ -138,8 +138,7 @@ def _described(kind: str, seed: int) -> tuple[dict, dict, dict, float]:
         norm = float(torch.linalg.matrix_norm(op.op.matrices, 2).max())
     else:
         tensors = dict(weight=op.weight.numpy())
-        basis = torch.eye(int(torch.Size(op.in_shape).numel()), dtype=torch.float64).unflatten(1, op.in_shape)
-        norm = float(torch.linalg.matrix_norm(op(basis).flatten(1), 2))
+        norm = float(torch.linalg.matrix_norm(matrix_of(op), 2))
     described = dict(kind=kind, geometry=op.geometry, adjoint=False, **{name: name for name in tensors})
     return described, tensors, op.proof, norm * (1 - 1e-12)
 
