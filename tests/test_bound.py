@@ -12,7 +12,7 @@ from torch import nn
 import lipflow
 from lipflow import Assume, Bound, LoweringError, lipschitz_bound
 from lipflow.primitives.rearrange import overlap
-from tests.soundness.graphs import Of
+from tests.soundness.graphs import Calls
 
 # torch's own modules
 
@@ -89,8 +89,8 @@ LOUD = nn.Sequential(nn.Linear(2, 2))
 LOUD.register_forward_hook(lambda module, inputs, output: 100 * output)
 FOLDED = {
     "a module three times": (nn.Sequential(TWICE, nn.ReLU(), nn.Sequential(TWICE, TWICE)), Bound(8, 7)),
-    "branches": (Of(lambda x, a, b: a(x) + 2 * b(x), declared(3, 0.5), declared(5, 0.25)), Bound(13, 1)),
-    "a branch without tolerance": (Of(lambda x, a, b: a(x) + 2 * b(x), declared(3, 0.5), nn.ReLU()), Bound(5, 0.5)),
+    "branches": (Calls(lambda x, a, b: a(x) + 2 * b(x), declared(3, 0.5), declared(5, 0.25)), Bound(13, 1)),
+    "a branch without tolerance": (Calls(lambda x, a, b: a(x) + 2 * b(x), declared(3, 0.5), nn.ReLU()), Bound(5, 0.5)),
     "beyond float64": (nn.Sequential(declared(1e200), declared(1e200)), Bound(math.inf, 0)),
     "declared": (Assume(LOUD, 1.0), Bound(1, 0)),
     "a declared potential": (lipflow.Flow(lipflow.Potential(LOUD, 1.0), lipflow.ExplicitEuler(1.0)), Bound(1, 0)),

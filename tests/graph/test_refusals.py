@@ -18,8 +18,10 @@ from lipflow.graph import lower
 from lipflow.node import Node
 from lipflow.operators import DenseOperator
 from lipflow.primitives import Descent
-from tests.graph.test_lower import SOMETHING_ELSE, Calls, Halved, declared
+from lipflow.primitives.declared import declared
+from tests.graph.test_lower import SOMETHING_ELSE, Halved
 from tests.graph.test_rules import IMAGES, constant
+from tests.soundness.graphs import Calls
 
 
 def tripled(x: Tensor) -> Tensor:

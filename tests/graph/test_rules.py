@@ -5,7 +5,6 @@ from collections import Counter
 
 import pytest
 import torch
-from torch import nn
 from torch.autograd.functional import jacobian
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -16,17 +15,9 @@ from lipflow.graph.address import move
 from lipflow.graph.graph import Builder
 from lipflow.graph.table import COPIES, FACTORIES, IN_PLACE, INSTEAD, RULES, VIEWS
 from lipflow.node import Node
+from tests.soundness.graphs import Calls
 
 IMAGES = (4, 6, 6)
-
-
-class Calls(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
 
 
 def constant(*shape: int) -> torch.Tensor:

@@ -234,7 +234,7 @@ def random_graph(seed: int, kinds: list = ALL, domain: Domain | None = None, cla
 # Modules with branches
 
 
-class Of(nn.Module):
+class Calls(nn.Module):
     """A module that calls a function of its input and of some modules."""
 
     def __init__(self, function: Callable[..., Tensor], *parts: nn.Module) -> None:
@@ -273,18 +273,20 @@ def _heads(x: Tensor, f: nn.Module, g: nn.Module, h: nn.Module) -> Tensor:
 
 MODULES: dict[str, tuple[Callable[[], nn.Module], Shape]] = {
     "mean of x and a convex potential layer": (
-        lambda: Of(lambda x, f: (x + f(x)) / 2, lipflow.cpl_dense(4, 5, h=0.5)),
+        lambda: Calls(lambda x, f: (x + f(x)) / 2, lipflow.cpl_dense(4, 5, h=0.5)),
         (4,),
     ),
-    "sums of the same branches": (lambda: Of(_difference_and_sum, _layer(), _layer()), (4,)),
-    "entries many times": (lambda: Of(lambda x, f: f(torch.cat([x, x, x.roll(1, 1)], 1)), _layer(12, 3)), (4,)),
-    "constants": (lambda: Of(lambda x, f: f(x) * torch.tensor([1.0, -2.0, 0.25, 0.125]) + 0.7 - x, _layer()), (4,)),
-    "three heads": (lambda: Of(_heads, nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(4, 3)), (4,)),
+    "sums of the same branches": (lambda: Calls(_difference_and_sum, _layer(), _layer()), (4,)),
+    "entries many times": (lambda: Calls(lambda x, f: f(torch.cat([x, x, x.roll(1, 1)], 1)), _layer(12, 3)), (4,)),
+    "constants": (lambda: Calls(lambda x, f: f(x) * torch.tensor([1.0, -2.0, 0.25, 0.125]) + 0.7 - x, _layer()), (4,)),
+    "three heads": (lambda: Calls(_heads, nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(4, 3)), (4,)),
     "down and up": (
-        lambda: Of(_down_and_up, nn.Conv2d(1, 2, 2, stride=2), nn.ConvTranspose2d(2, 1, 2, stride=2), nn.Linear(32, 3)),
+        lambda: Calls(
+            _down_and_up, nn.Conv2d(1, 2, 2, stride=2), nn.ConvTranspose2d(2, 1, 2, stride=2), nn.Linear(32, 3)
+        ),
         (1, 4, 4),
     ),
-    "two scales": (lambda: Of(_two_scales, nn.Sequential(nn.Flatten(), nn.Linear(16, 3))), (1, 4, 4)),
+    "two scales": (lambda: Calls(_two_scales, nn.Sequential(nn.Flatten(), nn.Linear(16, 3))), (1, 4, 4)),
     "mean over mirror images": (
         lambda: nn.Sequential(blocks.FlipAverage(lipflow.cpl_conv(1, 3, h=0.5), nn.Flatten()), nn.Linear(12, 3)),
         (1, 3, 4),
