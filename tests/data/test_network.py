@@ -1,24 +1,17 @@
 """Downloads, from a local server."""
 
 import hashlib
-import threading
 from dataclasses import replace
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from lipflow.data import DataError, cifar, fetch, load
 from lipflow.data.network import cache_dir, download
+from tests.server import serve
 
 CONTENT = b"some bytes" * 100_000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, format, *args):
-        pass
 
 
 @pytest.fixture(autouse=True)
@@ -32,11 +25,8 @@ def server(tmp_path):
     folder = tmp_path / "served"
     folder.mkdir()
     (folder / "data.bin").write_bytes(CONTENT)
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
-    threading.Thread(target=httpd.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{httpd.server_port}"
-    httpd.shutdown()
-    httpd.server_close()
+    with serve(folder) as url:
+        yield url
 
 
 def test_download_fetches_a_file_once(server, tmp_path):

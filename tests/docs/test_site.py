@@ -1,14 +1,11 @@
 """The documentation site: it builds without a warning, has no broken link, and requests nothing from other hosts."""
 
-import functools
 import html
-import http.server
 import importlib
 import os
 import re
 import subprocess
 import sys
-import threading
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +16,7 @@ import pytest
 import lipflow
 from tests.processes import TIMEOUT_SECONDS
 from tests.report.test_browser import browser as browser  # the fixture: Chromium, or a skipped test
+from tests.server import serve
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("blocks", "data", "flows", "graph", "models", "operators", "primitives", "train")
@@ -131,10 +129,8 @@ def test_no_formula_is_emphasised(pages):
 
 def test_pages_in_a_browser(site, pages, browser):
     """Every page fits a phone, logs nothing and requests its own server only; the search works."""
-    handler = functools.partial(Quiet, directory=str(site))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        root = f"http://127.0.0.1:{server.server_address[1]}/"
+    with serve(site) as url:
+        root = f"{url}/"
         logged, requested, wide = [], [], []
         context = browser.new_context(viewport={"width": 390, "height": 800})
         tab = context.new_page()
@@ -154,14 +150,6 @@ def test_pages_in_a_browser(site, pages, browser):
         tab.locator(".md-search-result__link").first.wait_for()
         assert "norms" in tab.locator(".md-search-result__link").first.get_attribute("href")
         context.close()
-        server.shutdown()
     assert wide == []
     assert logged == []
     assert [url for url in requested if not url.startswith((root, "data:", "blob:"))] == []
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    """A file server without log."""
-
-    def log_message(self, format, *args):
-        pass
