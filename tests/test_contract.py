@@ -15,7 +15,8 @@ def test_law(law, name):
     law(name)
 
 
-COMPILED = ["cpl dense", "cpl conv", "cayley dense", "soc conv", "cayley conv, few to many", "bcop", "cpl network"]
+COMPILED = ["cpl dense", "cpl conv", "cayley dense", "soc conv", "cayley conv, few to many", "bcop"]
+COMPILED += ["cpl network", "mirrored network"]
 
 
 @pytest.mark.parametrize("name", COMPILED)

@@ -64,13 +64,6 @@ def test_with_flips_mirrors_once_and_keeps_the_modes_of_modules(pair):
     assert (mirrored.training, mirrored.stages.mirrored.training, linear.training) == (True, True, False)
 
 
-def test_flip_average_compiles(pair):
-    _, mirrored = pair
-    x = torch.rand(3, 1, 8, 8, dtype=torch.float64)
-    compiled = torch.compile(mirrored, backend="aot_eager")
-    torch.testing.assert_close(compiled(x), mirrored(x), rtol=1e-12, atol=1e-12)
-
-
 def test_training_without_flips_is_refused(tmp_path):
     run = tiny(tmp_path)
     run = dataclasses.replace(run, model_args={**run.model_args, "mirror": True})
