@@ -3,7 +3,6 @@
 import math
 from fractions import Fraction
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -70,11 +69,6 @@ def test_certified_is_exact_at_the_boundary():
     radius = Fraction(float(certificates.radius[0]))
     for eps, holds in ((radius, False), (radius - Fraction(1, 10**30), True), (radius + Fraction(1, 10**30), False)):
         assert bool(certificates.certified(eps)) == holds
-    for eps in (0, "36/255", 0.1, np.float32(0.1), np.float64(0.1), torch.tensor(0.1), Fraction(1, 10), "0.1"):
-        assert bool(certificates.certified(eps))
-    for eps in (-1, -1e-300, torch.tensor([0.1, 0.2]), [0.1], None, "wide", "1/0", math.inf, math.nan):
-        with pytest.raises(ValueError, match=r"a radius is a number such as 36/255 or|at least 0, not -1"):
-            certificates.certified(eps)
 
 
 @pytest.mark.parametrize("domain", [(0, 1), (-1, 3)])

@@ -27,8 +27,8 @@ def test_parse_radius_is_exact(radius, exact):
 @pytest.mark.parametrize(
     ("words", "radii"),
     [
-        ("36/255", ["wide", "1e1/2", "1/0", "nan", float("nan"), float("inf"), None]),
-        ("at least 0", ["-1", -0.1]),
+        ("36/255", ["wide", "1e1/2", "1/0", "nan", float("nan"), float("inf"), None, [0.1], torch.ones(2)]),
+        ("at least 0", ["-1", -1e-300]),
         ("at most 1000000, its exponent within ±300", ["1000001", 1e7, "1e999999999", "1e-999999999", "1e-1_000 "]),
     ],
 )
