@@ -143,13 +143,6 @@ def test_a_gradient_penalty_can_be_differentiated(fast, recompute, low):
     assert all(bool(torch.isfinite(g).all()) for g in gradients)
 
 
-def test_transforms_of_torch_func_compute_the_same(fast):
-    x = torch.rand(2, 3, 16, 16)
-    expected = fast.eval()(x)
-    torch.testing.assert_close(torch.func.vmap(lambda a: fast(a[None])[0])(x), expected, rtol=1e-4, atol=1e-5)
-    assert torch.func.vmap(torch.func.jacrev(lambda a: fast(a[None])[0]))(x).shape == (2, 3, 3, 16, 16)
-
-
 def test_hooks_are_called(network, images):
     expected, calls = network.eval().stages(images), []
     for name, module in network.named_modules():
