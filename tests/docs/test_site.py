@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
 from urllib.parse import unquote, urlsplit
@@ -14,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import lipflow
+from tests.elements import Elements
 from tests.processes import TIMEOUT_SECONDS
 from tests.report.test_browser import browser as browser  # the fixture: Chromium, or a skipped test
 from tests.server import serve
@@ -22,39 +22,20 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("blocks", "data", "flows", "graph", "models", "operators", "primitives", "train")
 
 
-class Page(HTMLParser):
-    """The links, loads, anchors, headings and emphasised text of a page."""
+class Page(Elements):
+    """The links, loads and anchors of a page, and the text of its h3 and em."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.links: list[str] = []
-        self.loads: list[str] = []
-        self.anchors: set[str] = set()
-        self.headings: list[str] = []
-        self.emphasised: list[str] = []
-        self._inside: list[str] = []
-        self.feed(path.read_text(encoding="utf-8"))
+        super().__init__(path.read_text(encoding="utf-8"), "h3", "em")
+        links = [a for tag, a in self.found if is_link(tag, a)]
+        others = [a for tag, a in self.found if not is_link(tag, a)]
+        self.links = [a["href"] for a in links if "href" in a]
+        self.loads = [a[name] for a in others for name in ("src", "srcset", "data", "href") if name in a]
+        self.anchors = {a[name] for _, a in self.found for name in ("id", "name") if name in a}
 
-    def handle_starttag(self, tag, attrs):
-        values = {name: value or "" for name, value in attrs}
-        self.anchors.update(values[name] for name in ("id", "name") if name in values)
-        if tag == "a" or (tag == "link" and values.get("rel") in ("prev", "next", "canonical")):
-            self.links += [values["href"]] if "href" in values else []
-        else:
-            self.loads += [values[name] for name in ("src", "srcset", "data", "href") if name in values]
-        if tag in ("h3", "em"):
-            self._inside.append(tag)
-            {"h3": self.headings, "em": self.emphasised}[tag].append("")
 
-    def handle_endtag(self, tag):
-        if self._inside and tag == self._inside[-1]:
-            self._inside.pop()
-
-    def handle_data(self, data):
-        if "h3" in self._inside:
-            self.headings[-1] += data
-        if "em" in self._inside:
-            self.emphasised[-1] += data
+def is_link(tag: str, attributes: dict[str, str]) -> bool:
+    return tag == "a" or (tag == "link" and attributes.get("rel") in ("prev", "next", "canonical"))
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +81,7 @@ def test_nothing_is_loaded_from_another_host(site, pages):
 
 
 def test_every_public_name_is_on_a_page_of_the_api(site, pages):
-    headings = [text for path, page in pages.items() if path.parent.name == "api" for text in page.headings]
+    headings = [text for path, page in pages.items() if path.parent.name == "api" for text in page.text["h3"]]
     shown = {word for text in headings for word in text.split()}
     top = set(lipflow.__all__) - {"__version__"}
     names = {f"lipflow.{name}" for name in top}
@@ -123,7 +104,7 @@ def test_examples_are_shown_in_full(site, name):
 
 def test_no_formula_is_emphasised(pages):
     """Two asterisks or underscores in formulas such as z* and ‖W‖_F would be emphasis in Markdown."""
-    found = [text for page in pages.values() for text in page.emphasised if re.search(r"[‖=≤≥⁻²∇{}]", text)]
+    found = [text for page in pages.values() for text in page.text["em"] if re.search(r"[‖=≤≥⁻²∇{}]", text)]
     assert [text for text in found if not text.endswith(", published")] == []  # rows of a table
 
 

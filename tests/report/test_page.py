@@ -5,55 +5,37 @@ import hashlib
 import json
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 
 from lipflow.report.page import embed, page
 from lipflow.report.run_results import read
 from lipflow.report.table import summarise
+from tests.elements import Elements
 from tests.report.conftest import change_claims, change_json
 
 EVIL = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{script}}<!--"
-
-
-class Elements(HTMLParser):
-    """Every element with its attributes, and the text of scripts and styles."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.inside = ""
-        self.found: list[tuple[str, dict]] = []
-        self.inline: dict[str, list[str]] = {"script": [], "style": []}
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.found.append((tag, dict(attrs)))
-        self.inside = tag
-
-    def handle_endtag(self, tag):
-        self.inside = ""
-
-    def handle_data(self, data):
-        if self.inside in self.inline:
-            self.inline[self.inside].append(data)
 
 
 def render(*runs):
     return page(list(runs), summarise(list(runs)))
 
 
+def elements_of(text: str) -> Elements:
+    return Elements(text, "script", "style")
+
+
 def test_the_page_requests_nothing_and_is_reproducible(original):
     text = render(read(original, "tiny"))
     assert text == render(read(original, "tiny"))
-    elements = Elements(text)
+    elements = elements_of(text)
     for tag, attributes in elements.found:
         assert tag not in ("iframe", "object", "embed", "base", "form")
         for name, value in attributes.items():
             assert not name.startswith("on")
             assert name != "style"
             assert name not in ("src", "href") or value.startswith(("data:", "#"))
-    text = "".join(elements.inline["script"] + elements.inline["style"])
+    text = "".join(elements.text["script"] + elements.text["style"])
     assert "@import" not in text
     assert "url(" not in text
     assert set(re.findall(r"https?://[^\s\"']+", text)) == {"http://www.w3.org/2000/svg"}  # a name, never fetched
@@ -69,28 +51,28 @@ def test_embed_is_safe_in_a_script_element():
 
 def test_the_policy_allows_only_our_script_and_style(original):
     text = render(read(original, "tiny"))
-    elements = Elements(text)
+    elements = elements_of(text)
     policy = next(a["content"] for tag, a in elements.found if a.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'")
     assert "unsafe" not in policy
-    for name, part in (("script", elements.inline["script"][-1]), ("style", elements.inline["style"][0])):
+    for name, part in (("script", elements.text["script"][-1]), ("style", elements.text["style"][0])):
         hashed = base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()
         assert f"{name}-src 'sha256-{hashed}'" in policy
 
 
 def test_strings_of_a_run_add_no_element_and_no_attribute(run):
     primitives = json.loads((run / "certificate.json").read_text())["primitives"]
-    plain = Elements(render(read(run, "tiny"), read(run, "other")))
+    plain = elements_of(render(read(run, "tiny"), read(run, "other")))
     change_claims(run, primitives=[{**p, "kind": EVIL, "shape": EVIL, "how": EVIL} for p in primitives])
     record = json.loads((run / "run.json").read_text())["run"]
     change_json(run / "run.json", run={**record, "model": EVIL, "data": EVIL})
     change_json(run / "attack.json", certificate=json.loads((run / "certificate.json").read_text())["digest"])
     runs = [replace(read(run, name), folder=run / "<b>" / EVIL) for name in (EVIL, EVIL * 2)]
-    elements = Elements(render(*runs))
+    elements = elements_of(render(*runs))
     assert [tag for tag, _ in elements.found] == [tag for tag, _ in plain.found]
     assert [sorted(a) for _, a in elements.found] == [sorted(a) for _, a in plain.found]
-    assert elements.inline["script"][-1] == plain.inline["script"][-1]
-    assert json.loads(elements.inline["script"][0])["runs"][0]["name"] == EVIL
+    assert elements.text["script"][-1] == plain.text["script"][-1]
+    assert json.loads(elements.text["script"][0])["runs"][0]["name"] == EVIL
 
 
 def test_the_page_shows_runs_in_any_state(run):
