@@ -145,10 +145,9 @@ def test_no_violation(trained):
     assert outcome.certified > 100, "too few of the points are certified"
 
 
-@pytest.mark.parametrize(("weakened", "dtype"), [("single_precision", torch.float32), ("without_slack", torch.float64)])
+@pytest.mark.parametrize(("weakened", "dtype"), [(single_precision, torch.float32), (without_slack, torch.float64)])
 def test_the_attack_breaks_networks_without_slack(weakened, dtype, trained):
-    subject = dict(single_precision=single_precision, without_slack=without_slack)[weakened](trained)
-    outcome = attack(subject, trained.x.to(dtype), pairs=15, neighbours=16)
+    outcome = attack(weakened(trained), trained.x.to(dtype), pairs=15, neighbours=16)
     print(outcome)
     assert outcome.violations >= 3
 
