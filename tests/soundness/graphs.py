@@ -76,6 +76,11 @@ def points(frozen: Frozen, count: int, seed: int = 0) -> Tensor:
     return (low + (high - low) * x).clamp(low, high)
 
 
+def matrix(weight: Tensor, bias: Tensor | None = None) -> Affine:
+    """x ↦ Wx + b."""
+    return Affine(certified_operator(DenseOperator(weight)), bias)
+
+
 # Random primitives
 
 
@@ -225,8 +230,8 @@ def random_graph(seed: int, kinds: list = ALL, domain: Domain | None = None, cla
         places = sorted({draw.integer(0, len(shapes) - 1), len(shapes) - 1, len(shapes) - 2})
         add(gather(draw, [shapes[i] for i in places], (4,)), *places)
     last = len(shapes) - 1
-    add(Affine(certified_operator(DenseOperator(draw.normal(classes, 4))), draw.normal(classes)), last - 1)
-    add(Affine(certified_operator(DenseOperator(draw.normal(classes, 4))), None), last)
+    add(matrix(draw.normal(classes, 4), draw.normal(classes)), last - 1)
+    add(matrix(draw.normal(classes, 4)), last)
     add(Sum([draw.choose([1.0, 0.7]), -0.3]), last + 1, last + 2)
     return wired(shape, *steps, domain=draw.choose(DOMAINS) if domain is None else domain)
 

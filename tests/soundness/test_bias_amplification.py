@@ -21,7 +21,6 @@ from lipflow.operators import DenseOperator, certified
 from lipflow.operators.certified import certified_operator
 from lipflow.primitives import (
     NONLINEARITIES,
-    Affine,
     AvgPool,
     Constant,
     Descent,
@@ -36,7 +35,7 @@ from lipflow.primitives.descent import MAX_STEPS, step_size
 from lipflow.primitives.series import MAX_TERMS
 from lipflow.rounding import sqrt_up, up
 from tests.soundness import exact
-from tests.soundness.graphs import chain, wired
+from tests.soundness.graphs import chain, matrix, wired
 
 
 def _identity(layer: nn.Module, sign: int, bias: float) -> nn.Module:
@@ -273,7 +272,7 @@ def test_the_checker_refuses_the_same(small, monkeypatch, tmp_path):
     monkeypatch.setattr(frozen, "require_numbers", lambda vertex: None)
     if small:
         weight = torch.tensor([[1.0, 1e-309], [0.0, 1.0]], dtype=torch.float64)
-        network = chain((2,), Affine(certified_operator(DenseOperator(weight)), None))
+        network = chain((2,), matrix(weight))
     else:
         network = _overflows()
     x = torch.tensor([[0.5, 0.1]], dtype=torch.float64)

@@ -150,10 +150,6 @@ def _dense(rows: int, columns: int, g: Draw, scale: float = 1.0) -> CertifiedOpe
     return certified_operator(DenseOperator(scale * g.normal(rows, columns)))
 
 
-def _affine_of(rows: list[list[float]]) -> Affine:
-    return Affine(certified_operator(DenseOperator(torch.tensor(rows, dtype=torch.float64))), None)
-
-
 def _conv(shape: Shape, g: Draw, in_size: tuple[int, int], **geometry) -> CertifiedOperator:
     return certified_operator(ConvOperator(g.normal(*shape), in_size, **geometry))
 
@@ -422,9 +418,7 @@ def test_pair_bounds_include_the_rounding_of_rows():
     g = Draw(torch.Generator().manual_seed(0))
     for size in (1.0, 1e-40):
         w, a, order = size * g.normal(1, 6), size * g.normal(6, 6), torch.tensor([3, 1, 5, 0, 2, 4])
-        matrices = [
-            Affine(certified_operator(DenseOperator(m)), None) for m in (a, a[order], w, w[:, order] * (1 + 2.0**-52))
-        ]
+        matrices = [graphs.matrix(m) for m in (a, a[order], w, w[:, order] * (1 + 2.0**-52))]
         places = (1,), (1,), (2,), (3,)
         steps = (Pointwise("relu"), (0,)), *zip(matrices, places, strict=True), (_gather([0, 1], 1, 1), (4, 5))
         frozen = wired((6,), *steps)
@@ -437,7 +431,7 @@ CANCELLING = {  # x + 2⁻⁶⁰x - x, whose row is computed as 0
     "sum": ((Sum([1.0, 2.0**-60, -1.0]), (0, 0, 0)), (Gather(torch.tensor([0, -1]), [1]), (1,))),
     "gather": (
         (Gather(torch.tensor([0, 0, 0]), [1]), (0,)),
-        (_affine_of([[1.0, 2.0**-60, -1.0], [0.0, 0.0, 0.0]]), (1,)),
+        (graphs.matrix(torch.tensor([[1.0, 2.0**-60, -1.0], [0.0, 0.0, 0.0]], dtype=torch.float64)), (1,)),
     ),
 }
 
@@ -461,8 +455,7 @@ def test_pair_bounds_include_underflow_of_rows(flush):
     last = 2.0**-503 * torch.eye(2, dtype=torch.float64)
     torch.set_flush_denormal(flush)  # has no effect on some processors
     big = Scale(torch.full((100,), 2.0**890, dtype=torch.float64))
-    matrices = [Affine(certified_operator(DenseOperator(m)), None) for m in (first, last)]
-    frozen = graphs.chain((100,), big, Pointwise("relu"), *matrices)
+    frozen = graphs.chain((100,), big, Pointwise("relu"), graphs.matrix(first), graphs.matrix(last))
     torch.set_flush_denormal(False)
     rows = exact.rational(last) @ exact.rational(first)
     true = exact.fraction(exact.square(rows[0] - rows[1])) * Fraction(2) ** (2 * 890)

@@ -41,7 +41,7 @@ from lipflow.primitives import (
     TruncatedExponential,
 )
 from tests.soundness.forging import certificate, change_rows, changed, forge, rejected
-from tests.soundness.graphs import Step, chain, points, wired
+from tests.soundness.graphs import Step, chain, matrix, points, wired
 
 COPIES = 16
 REFUSED = (ValueError, TypeError, RuntimeError)
@@ -49,10 +49,6 @@ REFUSED = (ValueError, TypeError, RuntimeError)
 
 def _zeros(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.float64)
-
-
-def _matrix(weight: Tensor) -> Affine:
-    return Affine(certified_operator(DenseOperator(weight)), None)
 
 
 def _joined(copies: int) -> Tensor:
@@ -84,7 +80,7 @@ def _one_by_one() -> ConvOperator:
 
 def _then_joined(*steps: Step, copies: int) -> list[Step]:
     last = len(steps)
-    return [*steps, (_flat(2 * copies), (last,)), (_matrix(_joined(copies)), (last + 1,))]
+    return [*steps, (_flat(2 * copies), (last,)), (matrix(_joined(copies)), (last + 1,))]
 
 
 FORGERIES: dict[str, tuple[Callable[..., list[Step]], tuple[int, ...]]] = {
@@ -101,7 +97,7 @@ FORGERIES: dict[str, tuple[Callable[..., list[Step]], tuple[int, ...]]] = {
         (1, 1, 2),
     ),
     "an angle for each of many pairs": (
-        lambda k=COPIES: [(Householder(_zeros(k), 1 + _zeros(k)), (0,)), (_matrix(_split(k)), (1,))],
+        lambda k=COPIES: [(Householder(_zeros(k), 1 + _zeros(k)), (0,)), (matrix(_split(k)), (1,))],
         (2,),
     ),
     "a norm at another size": (_too_small, (1, 1, 2)),
@@ -112,7 +108,7 @@ FORGERIES: dict[str, tuple[Callable[..., list[Step]], tuple[int, ...]]] = {
     "a constant of fewer entries": (lambda: [(Constant(_zeros(1)), ()), (Sum([1.0, 1.0]), (0, 1))], (2,)),
     "angles of too many pairs": (lambda: [(Householder(_zeros(2), 1 + _zeros(2)), (0,))], (2,)),
     "a group of too many": (lambda: [(GroupSort(3), (0,))], (4,)),
-    "a matrix of other inputs": (lambda: [(_matrix(_zeros(2, 3)), (0,))], (2,)),
+    "a matrix of other inputs": (lambda: [(matrix(_zeros(2, 3)), (0,))], (2,)),
     "an average past the image": (lambda: [(AvgPool((2, 2), 4.0), (0,))], (1, 1, 2)),
     "fewer inputs than coefficients": (lambda: [(Sum([1.0, 1.0]), (0,))], (2,)),
     "more inputs than coefficients": (lambda: [(Sum([1.0]), (0, 0))], (2,)),
@@ -216,13 +212,13 @@ def honest() -> lipflow.Frozen:
     return wired(
         (4,),
         (Gather(torch.tensor([0, 2, 3]), [4]), (0,)),
-        (_matrix(w), (1,)),
+        (matrix(w), (1,)),
         (Pointwise("relu"), (2,)),
         (Sum([0.5, 0.3]), (1, 3)),
         (bias, ()),
         (Sum([1.0, -1.0]), (4, 5)),
         (Scale(torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)), (6,)),
-        (Affine(certified_operator(DenseOperator(last)), torch.zeros(2, dtype=torch.float64)), (7,)),
+        (matrix(last, _zeros(2)), (7,)),
     )
 
 
@@ -391,9 +387,9 @@ CONDITIONS: dict[str, tuple[Callable, str, str]] = {
 
 @pytest.mark.parametrize("name", CONDITIONS)
 def test_both_programs_check_the_conditions_of_a_constant(name, tmp_path):
-    matrix = certified_operator(DenseOperator(torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)))
-    proximal = Proximal(matrix, None, NONLINEARITIES["relu"], 1.0, 0.5, 5, False)
-    frozen = chain((2,), proximal, TruncatedExponential(matrix, 1.0, 5))
+    turn = certified_operator(DenseOperator(torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)))
+    proximal = Proximal(turn, None, NONLINEARITIES["relu"], 1.0, 0.5, 5, False)
+    frozen = chain((2,), proximal, TruncatedExponential(turn, 1.0, 5))
     certificate(tmp_path, frozen, points(frozen, 2))
     assert not rejected(tmp_path)
     change, ours, theirs = CONDITIONS[name]
@@ -430,7 +426,7 @@ def test_radii_of_forged_scores_within_the_tolerance_are_sound(tmp_path):
 
 def test_radii_above_the_rule_by_E_are_rejected(tmp_path):
     """For a margin of about 200E, as constants are stated with a relative slack of 2⁻³²."""
-    frozen = chain((3,), _matrix(torch.eye(3, dtype=torch.float64)))
+    frozen = chain((3,), matrix(torch.eye(3, dtype=torch.float64)))
     certificate(tmp_path, frozen, torch.tensor([[0.5, 0.5 + 2.0**-43, 0.0]], dtype=torch.float64))
     assert not rejected(tmp_path)
     change_rows(tmp_path, radius=lambda radius: radius + frozen.rounding)
@@ -441,7 +437,7 @@ def test_radii_above_the_rule_by_E_are_rejected(tmp_path):
 @pytest.mark.parametrize("lie", [2.01, 1.8])  # in units of E; the checker's E is a little less where values underflow
 def test_scores_of_any_size_are_compared_within_2E(scale, lie, tmp_path):
     """Also where squares underflow or overflow. With weights of 1e-200, any score of 1e-165 was once accepted."""
-    frozen = chain((3,), _matrix(scale * torch.eye(3, dtype=torch.float64)))
+    frozen = chain((3,), matrix(scale * torch.eye(3, dtype=torch.float64)))
     x = torch.tensor([[0.2, 0.9, 0.0]], dtype=torch.float64)
     logits = lipflow.certify(frozen, x).logits.clone()
     logits[0, 2] = lie * frozen.rounding  # the true score is 0
