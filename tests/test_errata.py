@@ -80,9 +80,7 @@ CONTRACTIONS: dict[str, Callable[[int], Tensor]] = {
     "identity": identity,
     "minus identity": lambda d: -identity(d),
 }
-every_contraction = pytest.mark.parametrize(
-    ("kind", "d"), [(kind, d) for kind in CONTRACTIONS for d in (1, 2, 3, 4, 7, 10)]
-)
+every_contraction = pytest.mark.parametrize(("kind", "d"), [(kind, d) for kind in CONTRACTIONS for d in (1, 2, 3, 7)])
 
 
 def polar(m: Tensor) -> tuple[Tensor, Tensor]:
