@@ -23,7 +23,8 @@ from lipflow.operators.norm import norm_certificate
 from lipflow.operators.operator import Adjoint, LinearOperator
 from lipflow.rounding import SLACK, TINY, U, gamma, in_range, sqrt_up, up
 
-# Bounds the relative error of an entry of R or G: a cosine within 8u, an amplitude with two roundings, their product.
+# Bounds the error of an entry of R or G, relative to its amplitude: a cosine within 8u, an amplitude with a division
+# and a root, and their product (docs/soundness-spectral.md, section 3).
 TRANSFORM_ERROR = 12 * U
 
 
