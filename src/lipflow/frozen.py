@@ -36,7 +36,7 @@ MAX_CHUNK_IMAGES = 64  # in a chunk of layers that have more weights than values
 
 
 class LedgerRow(NamedTuple):
-    """A vertex of the graph: its L, how L was obtained, the rounding error it adds, and a bound on its norm."""
+    """A vertex: its own L, how L was obtained, the rounding error it adds, and a bound on the norm of its value."""
 
     kind: str
     name: str
@@ -94,7 +94,8 @@ class Frozen:
         return Frozen(graph, (float(domain[0]), float(domain[1])), ledger, total, rounding, folded.pairs)
 
     def __call__(self, x: Tensor) -> Tensor:
-        # The certificate holds for this program, so torch.compile must not change it. `disable` loads the compiler.
+        # The certificate holds for this program, so torch.compile must not change it. `disable` imports the compiler,
+        # which is slow, so it is called only if the compiler is imported already.
         run: Any = torch.compiler.disable(self._run) if "torch._dynamo" in sys.modules else self._run
         return run(x)
 

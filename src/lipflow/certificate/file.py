@@ -114,7 +114,7 @@ def _ledger(frozen: Frozen) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Operation:
-    """A row of the ledger in a file: a vertex with its L, how L was obtained, its rounding error and operator norm."""
+    """A row of the ledger in a file: a vertex with its own L, how L was found, its rounding error and operator norm."""
 
     kind: str
     name: str
