@@ -67,8 +67,8 @@ def sqrt_up(q: Fraction) -> Fraction:
 def in_range(error: Fraction) -> Fraction:
     """Return an error bound, or raise if it is so large that intermediate values may overflow.
 
-    A bound is at least u = 2⁻⁵³ times every intermediate value, so those stay below 2⁹⁵³, except for stored numbers, at
-    most doubled, and the sums of an average (docs/soundness.md).
+    A bound is at least u = 2⁻⁵³ times every intermediate value, so those stay below 2⁹⁵³. Only for stored numbers and
+    for the sums of an average, this follows from other bounds (docs/soundness.md, "Overflow").
     """
     if error > RANGE:
         raise ValueError("intermediate values of this network may be beyond float64; use smaller weights and biases")

@@ -53,7 +53,7 @@ class Certificates:
 
         If so, no perturbation of L2 norm at most eps that stays in the box changes the label.
         """
-        return self.radius > down(parse_radius(eps))  # a float64 is above eps if it is above down(eps)
+        return self.radius > down(parse_radius(eps))  # for a float64 R the same as R > eps
 
     def accuracy(self, labels: Tensor, eps: SupportsFloat | str | None = None) -> float:
         """Return the fraction of images with the right label; with eps, of those that are also certified at eps."""
