@@ -52,7 +52,10 @@ class Outcome:
 
 
 def save(folder: Path, outcome: Outcome, attack: PGD, certificate: CertificateFile) -> Path:
-    """Write an outcome, and its examples if it has any; return the file with the examples, else the other one."""
+    """Write an outcome, and its examples if it has any.
+
+    Return the file of the examples; without examples, that of the outcome.
+    """
     stated: dict[str, Any] = {"attack": "L2-PGD", **asdict(attack), "certificate": certificate.digest}
     stated["clean"] = outcome.clean.tolist()
     stated["robust"] = {eps: column.tolist() for eps, column in outcome.robust.items()}
