@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, cast, final
 import torch
 from torch import Tensor, nn
 
-from lipflow.bound import shape_for
 from lipflow.files import read_tensors, save_tensors
 from lipflow.graph import UNIT, Domain, Graph, certified, fold, lower
 from lipflow.graph.file import SCHEMA, describe, restored, tensors_of
@@ -27,7 +26,7 @@ from lipflow.operators.certified import CertifiedOperator
 from lipflow.operators.columns import CACHE_BYTES
 from lipflow.primitives import Constant
 from lipflow.rounding import RANGE, subnormal
-from lipflow.shapes import Shape, require_batch, shape_of
+from lipflow.shapes import Shape, in_shape_of, require_batch, shape_of
 from lipflow.untrusted import json_object
 
 P = ParamSpec("P")
@@ -224,7 +223,7 @@ def freeze(model: nn.Module | Frozen, in_shape: Shape | None = None, domain: Dom
                 "freeze the live network"
             )
         return model
-    return Frozen.of(certified(lower(model, shape_for(model, in_shape))), UNIT if domain is None else domain)
+    return Frozen.of(certified(lower(model, in_shape_of(model, in_shape))), UNIT if domain is None else domain)
 
 
 def require_numbers(vertex: Vertex) -> None:
