@@ -25,7 +25,7 @@ from lipflow.node import LoweringError, Vertex
 from lipflow.operators.certified import CertifiedOperator
 from lipflow.operators.columns import CACHE_BYTES
 from lipflow.primitives import Constant
-from lipflow.rounding import RANGE, subnormal
+from lipflow.rounding import RANGE, require_arithmetic, subnormal
 from lipflow.shapes import Shape, in_shape_of, require_batch, shape_of
 from lipflow.untrusted import json_object
 
@@ -239,19 +239,3 @@ def require_numbers(vertex: Vertex) -> None:
             raise LoweringError(f"{found} subnormal, below 2⁻¹⁰²²; set it to 0")
         if not bool((t.abs() <= float(RANGE)).all()):  # false for NaN
             raise LoweringError(f"{found} not finite, or so large that products overflow")
-
-
-def require_arithmetic() -> None:
-    """Raise if float64 arithmetic does not round to nearest, as far as a quick test can tell."""
-    one, numbers = torch.ones(1, dtype=torch.float64), torch.arange(1, 10001, dtype=torch.float64)
-    half = one * 2.0**-53
-    results = [
-        one + half == one,  # ties go to even
-        one + half * 1.5 > one,
-        one - half < one,
-        one / 3 * 3 == one,
-        (one * 2.0**27 + 1).square() - 2.0**54 == 2.0**28,
-        numbers @ numbers == 10000 * 10001 * 20001 // 6,
-    ]
-    if not all(bool(result) for result in results):
-        raise RuntimeError("float64 arithmetic of this process does not round to nearest, so nothing can be certified")

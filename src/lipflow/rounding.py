@@ -135,3 +135,19 @@ def is_power_of_two(c: float) -> bool:
 def power_of_two(x: float) -> float:
     """The power of two 2ᵉ with 2ᵉ ≤ x < 2ᵉ⁺¹, clamped so that it and its inverse are normal numbers; 0 for x = 0."""
     return math.ldexp(1.0, min(max(math.frexp(x)[1] - 1, -1021), 1021)) if x else 0.0
+
+
+def require_arithmetic() -> None:
+    """Raise if float64 arithmetic does not round to nearest, as far as a quick test can tell."""
+    one, numbers = torch.ones(1, dtype=torch.float64), torch.arange(1, 10001, dtype=torch.float64)
+    half = one * 2.0**-53
+    results = [
+        one + half == one,  # ties go to even
+        one + half * 1.5 > one,
+        one - half < one,
+        one / 3 * 3 == one,
+        (one * 2.0**27 + 1).square() - 2.0**54 == 2.0**28,
+        numbers @ numbers == 10000 * 10001 * 20001 // 6,
+    ]
+    if not all(bool(result) for result in results):
+        raise RuntimeError("float64 arithmetic of this process does not round to nearest, so nothing can be certified")
