@@ -8,11 +8,11 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, wraps
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast, final
+from typing import Any, NamedTuple, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +27,9 @@ from lipflow.operators.columns import CACHE_BYTES
 from lipflow.primitives import Constant
 from lipflow.rounding import RANGE, require_arithmetic, subnormal
 from lipflow.shapes import Shape, in_shape_of, require_batch, shape_of
+from lipflow.torch_state import on_cpu
 from lipflow.untrusted import json_object
 
-P = ParamSpec("P")
-T = TypeVar("T")
 MAX_CHUNK_IMAGES = 64  # in a chunk of layers that have more weights than values per image
 
 
@@ -44,19 +43,6 @@ class LedgerRow(NamedTuple):
     how: str
     rounding: float
     reach: float
-
-
-def on_cpu(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function so that it creates its tensors on the CPU, whatever the default device is."""
-
-    @wraps(function)
-    def wrapper(*arguments: P.args, **named: P.kwargs) -> T:
-        if torch.get_default_device().type == "cpu":  # the context below slows down every function of torch
-            return function(*arguments, **named)
-        with torch.device("cpu"):
-            return function(*arguments, **named)
-
-    return wrapper
 
 
 @final
