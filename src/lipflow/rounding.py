@@ -94,8 +94,13 @@ def subnormal(x: Tensor) -> Tensor:
 
 
 def above(x: Tensor) -> Tensor:
-    """A bound on positive numbers that were rounded to x: the next float64, and at least NORMAL."""
+    """A bound from above on positive numbers that were rounded to x: the float64 after it, and at least NORMAL."""
     return torch.nextafter(x, torch.full_like(x, math.inf)).clamp_min(NORMAL)
+
+
+def below(x: Tensor) -> Tensor:
+    """A bound from below on numbers that were rounded to x: the float64 before it."""
+    return torch.nextafter(x, torch.full_like(x, -math.inf))
 
 
 def square_sum_bound(x: Tensor) -> Fraction:
