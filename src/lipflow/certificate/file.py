@@ -26,7 +26,7 @@ from lipflow.graph import Domain
 from lipflow.graph.file import SCHEMA
 from lipflow.operators.certified import CertifiedOperator
 from lipflow.rounding import down
-from lipflow.untrusted import arrays, json_object, mapping, number, require, require_pixels
+from lipflow.untrusted import arrays, json_object, mapping, number, require, require_image_array
 
 WEIGHTS, CLAIMS, ROWS = "frozen.safetensors", "certificate.json", "certified.npz"
 COLUMNS = ("images", "truth", "label", "radius", "paper_radius", "logits")  # of certified.npz
@@ -180,7 +180,7 @@ def load(folder: str | Path) -> CertificateFile:
     if not (isinstance(ends, list) and len(ends) == 2):
         raise ValueError(f"{path} cannot be read: domain is not (low, high)")
     low, high = (number(end, path, "domain") for end in ends)
-    require_pixels(images, rows, (low, high))
+    require_image_array(images, rows, (low, high))
     primitives, vertices = stated.get("primitives"), stated.get("vertices")
     if not (isinstance(primitives, list) and isinstance(vertices, list)):
         raise ValueError(f"{path} cannot be read: primitives and vertices are not lists")
