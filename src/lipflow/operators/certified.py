@@ -215,7 +215,7 @@ class CertifiedFourier(CertifiedOperator):
 
     def __init__(self, op: FourierMultiplier) -> None:
         super().__init__(op, up(Fraction(norm_certificate(op)[0]) * (1 + SLACK)))
-        self.real, self.imaginary = op.matrices.real.contiguous(), op.matrices.imag.contiguous()
+        self.real, self.imaginary = op.weight.real.contiguous(), op.weight.imag.contiguous()
         self.rows, self.columns = row_transform(op.in_size[1]), column_transform(op.in_size[0])  # R and G
 
     def __call__(self, x: Tensor) -> Tensor:
