@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from lipflow.operators.columns import matrix_of, run
+from lipflow.operators.columns import convolve, matrix_of
 from lipflow.operators.conv import ConvOperator
 from lipflow.operators.dense import DenseOperator
 from lipflow.operators.fourier import unit_circle
@@ -160,7 +160,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, w: CertifiedProduct, forward: bool) -> Tensor:
         if isinstance(w.op, ConvOperator):
-            return run(w.op, x, forward, w.matrix)
+            return convolve(w.op, x, forward, w.matrix)
         return x @ (w.weight.T if forward else w.weight)
 
     @staticmethod
