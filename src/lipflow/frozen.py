@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from lipflow.files import read_tensors, save_tensors
 from lipflow.graph import UNIT, Domain, Graph, certified, fold, lower
 from lipflow.graph.file import SCHEMA, describe, restored, tensors_of
+from lipflow.graph.fold import Constants
 from lipflow.graph.graph import last_value, numel
 from lipflow.node import LoweringError, Vertex
 from lipflow.operators.certified import CertifiedOperator
@@ -34,15 +35,16 @@ MAX_CHUNK_IMAGES = 64  # in a chunk of layers that have more weights than values
 
 
 class LedgerRow(NamedTuple):
-    """A vertex: its own L, how L was obtained, the rounding error it adds, and a bound on the norm of its value."""
+    """A vertex of the graph, with its own constants."""
 
-    kind: str
-    name: str
-    size: str
-    lipschitz: float
-    how: str
-    rounding: float
-    reach: float
+    kind: str  # of its primitive
+    name: str  # of the module that it comes from
+    size: str  # the shapes or numbers of its primitive
+    lipschitz: float  # L of its primitive, from its inputs to its value
+    how: str  # how this L was obtained
+    rounding: float  # a bound on the rounding error that it adds
+    reach: float  # a bound on the norm of its value
+    norm: float | None  # a bound on the norm of its operator, if it has one
 
 
 @final
@@ -72,10 +74,7 @@ class Frozen:
         total, rounding = folded.lipschitz, folded.error
         if not (math.isfinite(total) and math.isfinite(rounding)):
             raise LoweringError(f"the constants of this network are beyond float64: L = {total}, E = {rounding}")
-        ledger = tuple(
-            LedgerRow(v.primitive.kind, v.name, v.primitive.size, k.stretch, v.primitive.how, k.added, k.reach)
-            for v, k in zip(graph.vertices, folded.vertices, strict=True)
-        )
+        ledger = tuple(_ledger_row(v, k) for v, k in zip(graph.vertices, folded.vertices, strict=True))
         return Frozen(graph, (float(domain[0]), float(domain[1])), ledger, total, rounding, folded.pairs)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -183,6 +182,12 @@ class Frozen:
             sha.update(name.encode())
             sha.update(t.numpy().tobytes())
         return sha.hexdigest()
+
+
+def _ledger_row(vertex: Vertex, constants: Constants) -> LedgerRow:
+    p, op = vertex.primitive, getattr(vertex.primitive, "op", None)
+    norm = op.norm if isinstance(op, CertifiedOperator) else None
+    return LedgerRow(p.kind, vertex.name, p.size, constants.stretch, p.how, constants.added, constants.reach, norm)
 
 
 class _Module(nn.Module):
