@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from scipy.special import stdtrit  # the quantile of Student's distribution
+
 from experiments.scale import Scale
 from lipflow.train.run import Run
 
@@ -22,10 +24,6 @@ PAPER_SCALE = ("paper",)  # the scales of a claim about which smaller networks g
 SEEN, NOT_SEEN, NOT_JUDGED = "seen", "not seen", "cannot be judged"
 Outcome = Literal["seen", "not seen", "cannot be judged"]
 Measured = Mapping[str, Any]  # of one run, as JSON values
-# Student's two-sided 95% quantile: (degrees of freedom, standard errors). Other degrees of freedom are rounded down.
-# The table is here because the experiments do not require SciPy; a test compares it with SciPy.
-STUDENT = ((1, 12.71), (2, 4.303), (3, 3.183), (4, 2.777), (5, 2.571), (6, 2.447), (8, 2.307), (10, 2.229), (15, 2.132))
-STUDENT += ((20, 2.086), (30, 2.043), (61, 2.0))
 
 
 class Verdict(NamedTuple):
@@ -98,7 +96,7 @@ def noise_of(*quantities: Quantity) -> float:
     total = sum(q.of_images + q.of_seeds for q in quantities)
     welch = sum(q.of_seeds**2 / (q.seeds - 1) for q in quantities if q.of_seeds)
     freedom = total**2 / welch if welch else math.inf
-    return math.sqrt(total) * min(factor for least, factor in STUDENT if least <= max(1, freedom))
+    return math.sqrt(total) * max(2.0, float(stdtrit(freedom, 0.975)))
 
 
 def judge(difference: float, noise: float, evidence: str) -> Verdict:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import lipflow
 from lipflow import cli
@@ -146,19 +147,18 @@ def test_certify_keeps_the_old_certificate_when_the_disk_is_full(certified, file
 
 
 def test_certify_refuses_images_that_changed_since_the_training(tmp_path, capsys):
-    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
     pixels = np.random.default_rng(0).integers(0, 256, (31, 8, 8, 3), dtype=np.uint8)
     images, folder = tmp_path / "images", tmp_path / "run"
     for letter in "ab":
         (images / letter).mkdir(parents=True)
     for i, picture in enumerate(pixels[1:]):
-        image.fromarray(picture).save(images / "ab"[i % 2] / f"{i}.png")
+        Image.fromarray(picture).save(images / "ab"[i % 2] / f"{i}.png")
     words = ["--model", "cpl-digits", "--data", "folder", "--data-dir", images, "--out", folder]
     tiny = [word.replace("channels=2", "channels=4") for word in TINY]  # RGB images have three
     assert lipflow_command("train", *words, *tiny) == 0
     assert lipflow_command("certify", folder) == 0
     assert "not those" not in capsys.readouterr().out
-    image.fromarray(pixels[0]).save(images / "a" / "later.png")
+    Image.fromarray(pixels[0]).save(images / "a" / "later.png")
     assert lipflow_command("certify", folder) == 2
     assert "the test images are not those" in capsys.readouterr().err
     assert lipflow_command("certify", folder, "--data-dir", images) == 0

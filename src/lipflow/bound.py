@@ -5,7 +5,7 @@ the module in real arithmetic; `lipflow.freeze` adds rounding errors.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from lipflow.graph import UNIT, Domain, fold, lower
 from lipflow.node import Node
 from lipflow.operators import norm_bound
 from lipflow.primitives.declared import declared
-from lipflow.shapes import Shape, shape_of
+from lipflow.shapes import Shape, in_shape_of
 
 
 class Bound(NamedTuple):
@@ -57,20 +57,6 @@ def lipschitz_bound(module: nn.Module, in_shape: Shape | None = None, domain: Do
     `in_shape` is the shape of one input, without the batch; networks of lipflow know their own. A module without a
     bound raises a LoweringError that names it.
     """
-    graph = lower(module, shape_for(module, in_shape))
+    graph = lower(module, in_shape_of(module, in_shape))
     folded = fold(graph, norm_bound, domain)
     return Bound(folded.lipschitz, folded.error)
-
-
-def shape_for(module: nn.Module, in_shape: Shape | None) -> Shape:
-    """The shape of one input of a module: the given one, or its `in_shape`."""
-    if not isinstance(module, nn.Module):
-        given = f"{type(module).__name__}: {module!r}" if isinstance(module, str | type) else type(module).__name__
-        raise TypeError(f"a network is an nn.Module, such as lipflow.load(name), not {given}")
-    known: Any = getattr(module, "in_shape", None)
-    if in_shape is None and known is None:
-        raise ValueError("give the shape of one input: in_shape=(channels, height, width), or (features,)")
-    shape = shape_of(known if in_shape is None else in_shape)
-    if known is not None and shape != known:
-        raise ValueError(f"this network was built for {known}, not {shape}")
-    return shape

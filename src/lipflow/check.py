@@ -173,7 +173,7 @@ def toeplitz(taps, outputs, axis):
 
 
 def verify_norm(w, claim, name):
-    """‖W‖ ≤ claim["norm"], for a matrix or a convolution `Conv`."""
+    """Prove ‖W‖ ≤ claim["norm"] for a matrix or a convolution, the `Linear` w."""
     scale, norm = power_of_two(w.weight), number(claim["norm"])
     if not scale:
         return

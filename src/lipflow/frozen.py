@@ -8,56 +8,43 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, wraps
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast, final
+from typing import Any, NamedTuple, cast, final
 
 import torch
 from torch import Tensor, nn
 
-from lipflow.bound import shape_for
 from lipflow.files import read_tensors, save_tensors
 from lipflow.graph import UNIT, Domain, Graph, certified, fold, lower
 from lipflow.graph.file import SCHEMA, describe, restored, tensors_of
+from lipflow.graph.fold import Constants
 from lipflow.graph.graph import last_value, numel
 from lipflow.node import LoweringError, Vertex
 from lipflow.operators.certified import CertifiedOperator
 from lipflow.operators.columns import CACHE_BYTES
 from lipflow.primitives import Constant
-from lipflow.rounding import RANGE, subnormal
-from lipflow.shapes import Shape, require_batch, shape_of
+from lipflow.rounding import RANGE, require_arithmetic, subnormal
+from lipflow.shapes import Shape, in_shape_of, require_batch, shape_of
+from lipflow.torch_state import on_cpu
 from lipflow.untrusted import json_object
 
-P = ParamSpec("P")
-T = TypeVar("T")
 MAX_CHUNK_IMAGES = 64  # in a chunk of layers that have more weights than values per image
 
 
 class LedgerRow(NamedTuple):
-    """A vertex of the graph: its L, how L was obtained, the rounding error it adds, and a bound on its norm."""
+    """A vertex of the graph, with its own constants."""
 
-    kind: str
-    name: str
-    size: str
-    lipschitz: float
-    how: str
-    rounding: float
-    reach: float
-
-
-def on_cpu(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function so that it creates its tensors on the CPU, whatever the default device is."""
-
-    @wraps(function)
-    def wrapper(*arguments: P.args, **named: P.kwargs) -> T:
-        if torch.get_default_device().type == "cpu":  # the context below slows down every function of torch
-            return function(*arguments, **named)
-        with torch.device("cpu"):
-            return function(*arguments, **named)
-
-    return wrapper
+    kind: str  # of its primitive
+    name: str  # of the module that it comes from
+    size: str  # the shapes or numbers of its primitive
+    lipschitz: float  # L of its primitive, from its inputs to its value
+    how: str  # how this L was obtained
+    rounding: float  # a bound on the rounding error that it adds
+    reach: float  # a bound on the norm of its value
+    norm: float | None  # a bound on the norm of its operator, if it has one
 
 
 @final
@@ -87,14 +74,12 @@ class Frozen:
         total, rounding = folded.lipschitz, folded.error
         if not (math.isfinite(total) and math.isfinite(rounding)):
             raise LoweringError(f"the constants of this network are beyond float64: L = {total}, E = {rounding}")
-        ledger = tuple(
-            LedgerRow(v.primitive.kind, v.name, v.primitive.size, k.stretch, v.primitive.how, k.added, k.reach)
-            for v, k in zip(graph.vertices, folded.vertices, strict=True)
-        )
+        ledger = tuple(_ledger_row(v, k) for v, k in zip(graph.vertices, folded.vertices, strict=True))
         return Frozen(graph, (float(domain[0]), float(domain[1])), ledger, total, rounding, folded.pairs)
 
     def __call__(self, x: Tensor) -> Tensor:
-        # The certificate holds for this program, so torch.compile must not change it. `disable` loads the compiler.
+        # The certificate holds for this program, so torch.compile must not change it. `disable` imports the compiler,
+        # which is slow, so it is called only if the compiler is imported already.
         run: Any = torch.compiler.disable(self._run) if "torch._dynamo" in sys.modules else self._run
         return run(x)
 
@@ -199,6 +184,12 @@ class Frozen:
         return sha.hexdigest()
 
 
+def _ledger_row(vertex: Vertex, constants: Constants) -> LedgerRow:
+    p, op = vertex.primitive, getattr(vertex.primitive, "op", None)
+    norm = op.norm if isinstance(op, CertifiedOperator) else None
+    return LedgerRow(p.kind, vertex.name, p.size, constants.stretch, p.how, constants.added, constants.reach, norm)
+
+
 class _Module(nn.Module):
     def __init__(self, frozen: Frozen) -> None:
         super().__init__()
@@ -223,7 +214,7 @@ def freeze(model: nn.Module | Frozen, in_shape: Shape | None = None, domain: Dom
                 "freeze the live network"
             )
         return model
-    return Frozen.of(certified(lower(model, shape_for(model, in_shape))), UNIT if domain is None else domain)
+    return Frozen.of(certified(lower(model, in_shape_of(model, in_shape))), UNIT if domain is None else domain)
 
 
 def require_numbers(vertex: Vertex) -> None:
@@ -239,19 +230,3 @@ def require_numbers(vertex: Vertex) -> None:
             raise LoweringError(f"{found} subnormal, below 2⁻¹⁰²²; set it to 0")
         if not bool((t.abs() <= float(RANGE)).all()):  # false for NaN
             raise LoweringError(f"{found} not finite, or so large that products overflow")
-
-
-def require_arithmetic() -> None:
-    """Raise if float64 arithmetic does not round to nearest, as far as a quick test can tell."""
-    one, numbers = torch.ones(1, dtype=torch.float64), torch.arange(1, 10001, dtype=torch.float64)
-    half = one * 2.0**-53
-    results = [
-        one + half == one,  # ties go to even
-        one + half * 1.5 > one,
-        one - half < one,
-        one / 3 * 3 == one,
-        (one * 2.0**27 + 1).square() - 2.0**54 == 2.0**28,
-        numbers @ numbers == 10000 * 10001 * 20001 // 6,
-    ]
-    if not all(bool(result) for result in results):
-        raise RuntimeError("float64 arithmetic of this process does not round to nearest, so nothing can be certified")

@@ -46,7 +46,7 @@ class Node(Tensor):
     builder: Any  # a lipflow.graph.Builder
     base: Node | None
     places: Tensor  # of a view: the positions of its entries in the base
-    _value: Vertex  # of a view: its value when the base was `_base_value`
+    _value: Vertex  # of a view: up to date while the vertex of the base is `_base_value`
     _base_value: Vertex | None
 
     @staticmethod

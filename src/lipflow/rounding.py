@@ -67,8 +67,8 @@ def sqrt_up(q: Fraction) -> Fraction:
 def in_range(error: Fraction) -> Fraction:
     """Return an error bound, or raise if it is so large that intermediate values may overflow.
 
-    A bound is at least u = 2⁻⁵³ times every intermediate value, so those stay below 2⁹⁵³, except for stored numbers, at
-    most doubled, and the sums of an average (docs/soundness.md).
+    A bound is at least u = 2⁻⁵³ times every intermediate value, so those stay below 2⁹⁵³. Only for stored numbers and
+    for the sums of an average, this follows from other bounds (docs/soundness.md, "Overflow").
     """
     if error > RANGE:
         raise ValueError("intermediate values of this network may be beyond float64; use smaller weights and biases")
@@ -94,8 +94,13 @@ def subnormal(x: Tensor) -> Tensor:
 
 
 def above(x: Tensor) -> Tensor:
-    """A bound on positive numbers that were rounded to x: the next float64, and at least NORMAL."""
+    """A bound from above on positive numbers that were rounded to x: the float64 after it, and at least NORMAL."""
     return torch.nextafter(x, torch.full_like(x, math.inf)).clamp_min(NORMAL)
+
+
+def below(x: Tensor) -> Tensor:
+    """A bound from below on numbers that were rounded to x: the float64 before it."""
+    return torch.nextafter(x, torch.full_like(x, -math.inf))
 
 
 def square_sum_bound(x: Tensor) -> Fraction:
@@ -135,3 +140,19 @@ def is_power_of_two(c: float) -> bool:
 def power_of_two(x: float) -> float:
     """The power of two 2ᵉ with 2ᵉ ≤ x < 2ᵉ⁺¹, clamped so that it and its inverse are normal numbers; 0 for x = 0."""
     return math.ldexp(1.0, min(max(math.frexp(x)[1] - 1, -1021), 1021)) if x else 0.0
+
+
+def require_arithmetic() -> None:
+    """Raise if float64 arithmetic does not round to nearest, as far as a quick test can tell."""
+    one, numbers = torch.ones(1, dtype=torch.float64), torch.arange(1, 10001, dtype=torch.float64)
+    half = one * 2.0**-53
+    results = [
+        one + half == one,  # ties go to even
+        one + half * 1.5 > one,
+        one - half < one,
+        one / 3 * 3 == one,
+        (one * 2.0**27 + 1).square() - 2.0**54 == 2.0**28,
+        numbers @ numbers == 10000 * 10001 * 20001 // 6,
+    ]
+    if not all(bool(result) for result in results):
+        raise RuntimeError("float64 arithmetic of this process does not round to nearest, so nothing can be certified")

@@ -1,8 +1,9 @@
 """Shapes of inputs, and checks of shapes and sizes."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 Shape = tuple[int, ...]
 
@@ -15,6 +16,20 @@ def shape_of(in_shape: Shape) -> Shape:
             f"in_shape is the shape of one input, such as (channels, height, width) or (features,), not {given}"
         )
     return tuple(in_shape)
+
+
+def in_shape_of(module: nn.Module, in_shape: Shape | None) -> Shape:
+    """The shape of one input of a module: the given one, or its `in_shape`."""
+    if not isinstance(module, nn.Module):
+        given = f"{type(module).__name__}: {module!r}" if isinstance(module, str | type) else type(module).__name__
+        raise TypeError(f"a network is an nn.Module, such as lipflow.load(name), not {given}")
+    known: Any = getattr(module, "in_shape", None)
+    if in_shape is None and known is None:
+        raise ValueError("give the shape of one input: in_shape=(channels, height, width), or (features,)")
+    shape = shape_of(known if in_shape is None else in_shape)
+    if known is not None and shape != known:
+        raise ValueError(f"this network was built for {known}, not {shape}")
+    return shape
 
 
 def format_batch(shape: Shape) -> str:

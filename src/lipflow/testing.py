@@ -120,7 +120,7 @@ def batches_and_layouts(layer: nn.Module, shape: Shape) -> None:
 
 
 def certificates_hold(layer: nn.Module, shape: Shape) -> None:
-    """Frozen, its Jacobians are within L, the checker accepts it, and no attack succeeds within a radius."""
+    """The frozen layer has Jacobians within L, the checker accepts it, and no attack succeeds within a radius."""
     scores = nn.Sequential(layer, nn.Flatten())
     if scores(torch.zeros(1, *shape, dtype=torch.float64)).shape[1] == 1:
         scores.append(nn.ZeroPad1d((0, 1)))  # a certificate needs two classes

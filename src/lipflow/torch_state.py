@@ -1,13 +1,18 @@
-"""The state of torch during a computation: autocast, transforms, recomputation, inference mode.
+"""The state of torch during a computation: autocast, transforms, recomputation, inference mode, default device.
 
 Private functions of torch that report its state are used here only.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
@@ -67,3 +72,16 @@ def storing() -> AbstractContextManager[object]:
 def _outside_of_inference() -> Iterator[None]:
     with torch.inference_mode(False), torch.no_grad():
         yield
+
+
+def on_cpu(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function so that it creates its tensors on the CPU, whatever the default device is."""
+
+    @wraps(function)
+    def wrapper(*arguments: P.args, **named: P.kwargs) -> T:
+        if torch.get_default_device().type == "cpu":  # the context below slows down every function of torch
+            return function(*arguments, **named)
+        with torch.device("cpu"):
+            return function(*arguments, **named)
+
+    return wrapper

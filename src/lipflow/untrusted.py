@@ -68,7 +68,7 @@ def arrays(path: Path, digest: Any, names: tuple[str, ...]) -> dict[str, np.ndar
     return found
 
 
-def require_pixels(images: np.ndarray, path: Path, domain: tuple[float, float] = (0.0, 1.0)) -> None:
+def require_image_array(images: np.ndarray, path: Path, domain: tuple[float, float] = (0.0, 1.0)) -> None:
     """Raise unless an array is uint8, or floats in a domain, with at least one value per row."""
     low, high = domain
     floats = images.dtype.kind == "f" and bool(((images >= low) & (images <= high)).all())

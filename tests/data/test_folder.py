@@ -1,15 +1,13 @@
 import struct
-import sys
 import zlib
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from lipflow.data import DataError, folder, load
-
-Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 
 
 def write(path, width=8, height=8, seed=0, **options):
@@ -237,9 +235,3 @@ def test_load_rejects_arguments_without_effect(tmp_path):
     assert len(load("folder", tmp_path).validation) == 3
     rejected(tmp_path, r"validation is the validation split already; drop validation=1", validation=1)
     rejected(tmp_path, "positive number of pixels; got 0", image_size=0)
-
-
-def test_load_without_pillow_says_what_to_install(tmp_path, monkeypatch):
-    write_classes(tmp_path, {"a": 5, "b": 5})
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    rejected(tmp_path, r"needs Pillow: pip install pillow")

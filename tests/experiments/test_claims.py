@@ -9,7 +9,6 @@ from experiments.experiment import (
     NOT_JUDGED,
     NOT_SEEN,
     SEEN,
-    STUDENT,
     Claim,
     Quantity,
     Rows,
@@ -73,17 +72,10 @@ def test_above_counts_the_spread_of_seeds_as_noise():
 def test_noise_of_few_seeds_is_students_and_of_images_two_standard_errors():
     """Three and three seeds of the same spread have 4 degrees of freedom, three and one have 2."""
     three, one = Quantity.of([0.4, 0.5, 0.6]), Quantity.of([0.5], of_images=1e-4)
-    assert noise_of(three, three) == pytest.approx(2.777 * math.sqrt(2 / 300))
-    assert noise_of(three) == pytest.approx(4.303 * math.sqrt(1 / 300))
+    assert noise_of(three, three) == pytest.approx(2.7764 * math.sqrt(2 / 300))
+    assert noise_of(three) == pytest.approx(4.3027 * math.sqrt(1 / 300))
     assert noise_of(one, one) == pytest.approx(2 * math.sqrt(2e-4))
     assert noise_of(Quantity.of([0.5, 0.5, 0.5], 1e-4)) == pytest.approx(2 * math.sqrt(1e-4))
-
-
-def test_the_table_of_students_quantiles_is_that_of_scipy():
-    student = pytest.importorskip("scipy.stats").t
-    for freedom, factor in STUDENT:
-        exact = float(student.ppf(0.975, freedom))
-        assert exact <= factor < 1.001 * exact
 
 
 def test_every_has_the_worst_outcome():

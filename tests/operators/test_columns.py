@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lipflow.operators import columns as module
-from lipflow.operators.columns import Columns, matrix_of, run
+from lipflow.operators.columns import Columns, convolve, matrix_of
 from tests.operators.test_conv import LAWS, geometries, integers
 
 
@@ -45,8 +45,8 @@ def test_run_is_the_convolution_and_its_adjoint(geometry, batch, cache, many, se
         patch.setattr(module, "MANY_BYTES", cache)
         patch.setattr(Columns, "many_channels", many)
         for matrix in (None, matrix_of(op)):
-            assert torch.equal(run(op, x, matrix=matrix), op(x))
-            assert torch.equal(run(op, y, forward=False, matrix=matrix), op.adjoint(y))
+            assert torch.equal(convolve(op, x, matrix=matrix), op(x))
+            assert torch.equal(convolve(op, y, forward=False, matrix=matrix), op.adjoint(y))
     if geometry.mode == "circular":
         with pytest.raises(ValueError, match="only zero-padded"):
             Columns(op)

@@ -135,7 +135,7 @@ def _described(kind: str, seed: int) -> tuple[dict, dict, dict, float]:
     }[kind]()
     if kind == "fourier":
         tensors = dict(real=op.real.numpy(), imaginary=op.imaginary.numpy())
-        norm = float(torch.linalg.matrix_norm(op.op.matrices, 2).max())
+        norm = float(torch.linalg.matrix_norm(op.op.weight, 2).max())
     else:
         tensors = dict(weight=op.weight.numpy())
         norm = float(torch.linalg.matrix_norm(matrix_of(op), 2))

@@ -17,7 +17,7 @@ from lipflow.attack.projected_gradient import PGD
 from lipflow.certificate import CertificateFile
 from lipflow.files import save_arrays, sha256, write_atomic, write_text
 from lipflow.radius import MAX_RADIUS, parse_radius
-from lipflow.untrusted import arrays, count, flags, json_object, mapping, require, require_pixels
+from lipflow.untrusted import arrays, count, flags, json_object, mapping, require, require_image_array
 
 OUTCOME, EXAMPLES = "attack.json", "attack.npz"
 
@@ -52,7 +52,10 @@ class Outcome:
 
 
 def save(folder: Path, outcome: Outcome, attack: PGD, certificate: CertificateFile) -> Path:
-    """Write an outcome, and its examples if it has any; return the file that was written last."""
+    """Write an outcome, and its examples if it has any.
+
+    Return the file of the examples; without examples, that of the outcome.
+    """
     stated: dict[str, Any] = {"attack": "L2-PGD", **asdict(attack), "certificate": certificate.digest}
     stated["clean"] = outcome.clean.tolist()
     stated["robust"] = {eps: column.tolist() for eps, column in outcome.robust.items()}
@@ -104,5 +107,5 @@ def _examples(path: Path, digest: Any, certificate: CertificateFile) -> Examples
         require(bool(possible.all()), path, f"{name} is not a distance")
     for name in ("inside", "nearest"):
         require(columns[name].shape[1:] == shape, path, f"the images of {name} have another shape")
-        require_pixels(columns[name], path)
+        require_image_array(columns[name], path)
     return Examples(**columns)

@@ -25,7 +25,7 @@ from lipflow.radius import parse_radius
 from lipflow.rounding import TINY, gamma, sqrt_up, up
 
 Model = Callable[[Tensor], Tensor]
-Radius = Fraction | float | str | Tensor  # one for all images, or a tensor with one per image  # (n,)
+Radius = Fraction | float | str | Tensor  # one number for all images, or a tensor (n,) with one for each
 
 BISECTIONS = 30  # of the segment from an image to the adversarial image that `nearest` found
 

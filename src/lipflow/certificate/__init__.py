@@ -1,7 +1,7 @@
 """Certificates: labels and radii of images, and the files that `lipflow.check` verifies."""
 
 from lipflow.certificate.certify import CHUNK_IMAGES, certify
-from lipflow.certificate.file import CLAIMS, ROWS, WEIGHTS, CertificateFile, Operation, load, save
+from lipflow.certificate.file import CLAIMS, ROWS, WEIGHTS, CertificateFile, load, save
 from lipflow.certificate.rule import Certificates, from_logits, require_pixels
 
 __all__ = [
@@ -11,7 +11,6 @@ __all__ = [
     "WEIGHTS",
     "CertificateFile",
     "Certificates",
-    "Operation",
     "certify",
     "from_logits",
     "load",

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from lipflow.certificate.rule import Certificates, from_logits, require_pixels
-from lipflow.frozen import Frozen, on_cpu
+from lipflow.frozen import Frozen
 from lipflow.shapes import format_batch, require_batch
+from lipflow.torch_state import on_cpu
 
 CHUNK_IMAGES = 250
 

@@ -21,12 +21,12 @@ from torch import Tensor
 
 from lipflow.certificate.rule import Certificates
 from lipflow.files import save_arrays, sha256, sync_names, temporary_file
-from lipflow.frozen import Frozen
+from lipflow.frozen import Frozen, LedgerRow
 from lipflow.graph import Domain
 from lipflow.graph.file import SCHEMA
 from lipflow.operators.certified import CertifiedOperator
 from lipflow.rounding import down
-from lipflow.untrusted import arrays, json_object, mapping, number, require, require_pixels
+from lipflow.untrusted import arrays, json_object, mapping, number, require, require_image_array
 
 WEIGHTS, CLAIMS, ROWS = "frozen.safetensors", "certificate.json", "certified.npz"
 COLUMNS = ("images", "truth", "label", "radius", "paper_radius", "logits")  # of certified.npz
@@ -108,21 +108,10 @@ def _ledger(frozen: Frozen) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
             op = getattr(p, "op", None)
             places[id(p)] = len(primitives)
             primitives.append(dict(kind=p.kind, **(op.proof if isinstance(op, CertifiedOperator) else {})))
-        vertices.append(dict(row._asdict(), primitive=places[id(p)]))
+        stated = dict(row._asdict(), primitive=places[id(p)])
+        del stated["norm"]  # it is a claim on the primitive
+        vertices.append(stated)
     return primitives, vertices
-
-
-@dataclass(frozen=True)
-class Operation:
-    """A row of the ledger in a file: a vertex with its L, how L was obtained, its rounding error and operator norm."""
-
-    kind: str
-    name: str
-    size: str
-    how: str
-    lipschitz: float
-    rounding: float
-    norm: float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +124,7 @@ class CertificateFile:
     digest: str
     split: str  # "test", "validation", "other", or "" if unknown
     network: str  # "final", "best", or "" if unknown
-    ledger: tuple[Operation, ...]
+    ledger: tuple[LedgerRow, ...]
     images: np.ndarray  # (n, channels, height, width) uint8, or floats in the domain
     truth: np.ndarray  # (n,) int64
     label: np.ndarray  # (n,) int64
@@ -180,24 +169,24 @@ def load(folder: str | Path) -> CertificateFile:
     if not (isinstance(ends, list) and len(ends) == 2):
         raise ValueError(f"{path} cannot be read: domain is not (low, high)")
     low, high = (number(end, path, "domain") for end in ends)
-    require_pixels(images, rows, (low, high))
+    require_image_array(images, rows, (low, high))
     primitives, vertices = stated.get("primitives"), stated.get("vertices")
     if not (isinstance(primitives, list) and isinstance(vertices, list)):
         raise ValueError(f"{path} cannot be read: primitives and vertices are not lists")
-    ledger = tuple(_operation(mapping(row, path, "a vertex"), primitives, path) for row in vertices)
+    ledger = tuple(_ledger_row(mapping(row, path, "a vertex"), primitives, path) for row in vertices)
     lipschitz, rounding = (number(stated.get(key), path, key) for key in ("lipschitz", "rounding"))
     split, network = stated.get("split", ""), stated.get("network", "")
     require(isinstance(split, str) and isinstance(network, str), path, "split and network are not strings")
     return CertificateFile((low, high), lipschitz, rounding, stated["digest"], split, network, ledger, **columns)
 
 
-def _operation(row: Mapping[str, Any], primitives: list[Any], path: Path) -> Operation:
+def _ledger_row(row: Mapping[str, Any], primitives: list[Any], path: Path) -> LedgerRow:
     kind, name, size, how = words = [row.get(key) for key in ("kind", "name", "size", "how")]
     require(all(isinstance(word, str) for word in words), path, "kind, name, size and how of a vertex are not strings")
     index = row.get("primitive")
     known = isinstance(index, int) and 0 <= index < len(primitives)
     require(known, path, "a vertex has no primitive of the list")
     claim = mapping(primitives[cast(int, index)], path, "a primitive")
-    lipschitz, rounding = (number(row.get(key), path, key) for key in ("lipschitz", "rounding"))
+    lipschitz, rounding, reach = (number(row.get(key), path, key) for key in ("lipschitz", "rounding", "reach"))
     norm = None if claim.get("norm") is None else number(claim["norm"], path, "norm")
-    return Operation(str(kind), str(name), str(size), str(how), lipschitz, rounding, norm)
+    return LedgerRow(str(kind), str(name), str(size), lipschitz, str(how), rounding, reach, norm)

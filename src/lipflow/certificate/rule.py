@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lipflow.graph import UNIT, Domain
 from lipflow.radius import parse_radius
-from lipflow.rounding import down, sqrt_up, up
+from lipflow.rounding import below, down, sqrt_up, up
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Certificates:
 
         If so, no perturbation of L2 norm at most eps that stays in the box changes the label.
         """
-        return self.radius > down(parse_radius(eps))  # a float64 is above eps if it is above down(eps)
+        return self.radius > down(parse_radius(eps))  # for a float64 R the same as R > eps
 
     def accuracy(self, labels: Tensor, eps: SupportsFloat | str | None = None) -> float:
         """Return the fraction of images with the right label; with eps, of those that are also certified at eps."""
@@ -98,12 +98,7 @@ def from_logits(logits: Tensor, pair_bounds: Tensor, rounding: float) -> Certifi
     distances = pair_bounds[label]  # (n, classes)
     rivals = torch.arange(logits.shape[1]) != label[:, None]
     margins = logits.gather(1, label[:, None]) - logits
-    certain = _below(_below(margins) - slack)
-    radius = torch.where(rivals, _below(certain / distances), torch.inf).amin(1).clamp_min(0.0)
+    certain = below(below(margins) - slack)
+    radius = torch.where(rivals, below(certain / distances), torch.inf).amin(1).clamp_min(0.0)
     paper = torch.where(rivals, margins / distances, torch.inf).amin(1).clamp_min(0.0)
     return Certificates(label, torch.where(finite, radius, 0.0), torch.where(finite, paper, 0.0), logits)
-
-
-def _below(x: Tensor) -> Tensor:
-    """The next smaller float64: a lower bound of the exact value of a correctly rounded result."""
-    return torch.nextafter(x, torch.full_like(x, -torch.inf))

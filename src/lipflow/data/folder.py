@@ -162,10 +162,8 @@ def _pixels(path: Path, size: int | None) -> np.ndarray:  # (3, height, width), 
     This is the usual resize of the shorter side followed by a central crop, without rounding the crop to pixels.
     Pillow's bicubic resize antialiases: it widens the kernel when it shrinks an image.
     """
-    try:
-        from PIL import Image, ImageOps
-    except ImportError:
-        raise DataError("reading image files needs Pillow: pip install pillow") from None
+    from PIL import Image, ImageOps
+
     try:
         with Image.open(path) as image:
             tiles: Any = image.tile

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lipflow.operators import ConvOperator, LinearOperator
-from lipflow.operators.columns import run
+from lipflow.operators.columns import convolve
 from lipflow.operators.norm import power_iteration
 from lipflow.torch_state import without_autocast
 
@@ -51,7 +51,7 @@ def _iterate_as_one(ops: Sequence[ConvOperator], us: Tensor) -> list[Tensor]:
 
 def _apply(op: ConvOperator, x: Tensor, forward: bool = True) -> Tensor:
     if op.padding_mode == "zeros" and x.device.type == "cpu":
-        return run(op, x, forward)
+        return convolve(op, x, forward)
     return op(x) if forward else op.adjoint(x)
 
 

@@ -129,7 +129,7 @@ class Builder:
         needed = [v for v in sources if bool(counts[places[v]].any())] or sources[:1]
         new = _places(needed)
         primitive = Gather(_take(torch.cat([new.get(v, places[v]) for v in sources]), index), list(map(numel, needed)))
-        if primitive.in_order and tuple(index.shape) == needed[0].shape:
+        if primitive.is_reshape and tuple(index.shape) == needed[0].shape:
             return needed[0]
         return self._vertex(primitive, tuple(needed), name)
 

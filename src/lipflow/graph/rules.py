@@ -350,12 +350,14 @@ def pair(value: Any) -> tuple[int, int]:
 
 
 def detached(t: Tensor | None) -> Tensor | None:
+    """A bias without its gradient; raise if it is not finite."""
     if t is not None and not bool(torch.isfinite(t).all()):
         raise LoweringError("the bias has NaN or infinite entries")
     return None if t is None else t.detach()
 
 
 def require_constant(*tensors: Tensor | None) -> None:
+    """Raise if a weight depends on the input."""
     if any(isinstance(t, Node) for t in tensors):
         raise LoweringError("its weights depend on the input, so it has no Lipschitz bound")
 

@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lipflow.graph import rules
-from lipflow.graph.rules import size
 from lipflow.node import IMAGES, Node
 from lipflow.operators.multiplier import multiply
 
@@ -59,7 +58,7 @@ RULES: dict[Any, Rule] = _table(
         (lambda input, other: rules.maximum_minimum(input, other)[0], functions("maximum", "fmax")),
         (lambda input, other: rules.maximum_minimum(input, other)[1], functions("minimum", "fmin")),
         (rules.sort, functions("sort")),
-        (size, [Tensor.size, getter("shape")]),
+        (rules.size, [Tensor.size, getter("shape")]),
         (rules.stride, [Tensor.stride]),
         (rules.to, [Tensor.to, Tensor.type, Tensor.type_as]),
         (lambda input, *args, **kwargs: Node.of(input.vertex, input.builder), functions("clone")),
@@ -67,8 +66,8 @@ RULES: dict[Any, Rule] = _table(
             lambda input, *args, **kwargs: input,
             functions("detach", "double", "float", "cpu", "contiguous", "requires_grad_"),
         ),
-        (lambda input: len(size(input)), [Tensor.dim, Tensor.ndimension, getter("ndim")]),
-        (lambda input: size(input).numel(), functions("numel")),
+        (lambda input: len(rules.size(input)), [Tensor.dim, Tensor.ndimension, getter("ndim")]),
+        (lambda input: rules.size(input).numel(), functions("numel")),
         (lambda input: IMAGES, [Tensor.__len__]),
         (lambda input: True, functions("is_floating_point")),
         (lambda input: False, functions("is_complex", "is_conj")),
@@ -76,8 +75,10 @@ RULES: dict[Any, Rule] = _table(
         (lambda input: input.builder.dtype, [getter("dtype")]),
         (lambda input: torch.device("cpu"), [getter("device")]),
         (lambda input: torch.strided, [getter("layout")]),
-        (lambda input: False, map(getter, ("requires_grad", "is_cuda", "is_meta", "is_sparse", "is_quantized"))),
-        (lambda input: False, [getter("is_nested")]),
+        (
+            lambda input: False,
+            map(getter, ("requires_grad", "is_cuda", "is_meta", "is_sparse", "is_quantized", "is_nested")),
+        ),
     ]
 )
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from lipflow.operators.columns import matrix_of, run
+from lipflow.operators.columns import convolve, matrix_of
 from lipflow.operators.conv import ConvOperator
 from lipflow.operators.dense import DenseOperator
 from lipflow.operators.fourier import unit_circle
@@ -23,7 +23,8 @@ from lipflow.operators.norm import norm_certificate
 from lipflow.operators.operator import Adjoint, LinearOperator
 from lipflow.rounding import SLACK, TINY, U, gamma, in_range, sqrt_up, up
 
-# Bounds the relative error of an entry of R or G: a cosine within 8u, an amplitude with two roundings, their product.
+# Bounds the error of an entry of R or G, relative to its amplitude: a cosine within 8u, an amplitude with a division
+# and a root, and their product (docs/soundness-spectral.md, section 3).
 TRANSFORM_ERROR = 12 * U
 
 
@@ -159,7 +160,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, w: CertifiedProduct, forward: bool) -> Tensor:
         if isinstance(w.op, ConvOperator):
-            return run(w.op, x, forward, w.matrix)
+            return convolve(w.op, x, forward, w.matrix)
         return x @ (w.weight.T if forward else w.weight)
 
     @staticmethod
@@ -214,7 +215,7 @@ class CertifiedFourier(CertifiedOperator):
 
     def __init__(self, op: FourierMultiplier) -> None:
         super().__init__(op, up(Fraction(norm_certificate(op)[0]) * (1 + SLACK)))
-        self.real, self.imaginary = op.matrices.real.contiguous(), op.matrices.imag.contiguous()
+        self.real, self.imaginary = op.weight.real.contiguous(), op.weight.imag.contiguous()
         self.rows, self.columns = row_transform(op.in_size[1]), column_transform(op.in_size[0])  # R and G
 
     def __call__(self, x: Tensor) -> Tensor:

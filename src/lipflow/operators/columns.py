@@ -201,12 +201,14 @@ def _sides(op: ConvOperator) -> tuple[bool, tuple[int, ...]]:
     return out_is_narrow, (0, 3, 1, 2) if out_is_narrow else (0, 3, 2, 1)
 
 
-def run(op: ConvOperator, x: Tensor, forward: bool = True, matrix: Tensor | None = None) -> Tensor:
+def convolve(op: ConvOperator, x: Tensor, forward: bool = True, matrix: Tensor | None = None) -> Tensor:
     """Wx, or Wᵀx if not `forward`; `matrix` is `matrix_of(op)`, if it is known."""
     if op.padding_mode == "circular":
         size = [op.rows.padded, op.columns.padded]
         unpadded = ConvOperator(op.kernel, **dict(op.geometry, in_size=size, padding=0, padding_mode="zeros"))
-        return run(unpadded, op.pad(x), True, matrix) if forward else op.unpad(run(unpadded, x, False, matrix))
+        if forward:
+            return convolve(unpadded, op.pad(x), True, matrix)
+        return op.unpad(convolve(unpadded, x, False, matrix))
     columns, x = Columns(op, matrix=matrix), x.contiguous()
     out = x.new_empty(len(x), *(op.out_shape if forward else op.in_shape))
     if columns.many_channels and len(x) > 1:

@@ -98,7 +98,7 @@ class ConvOperator(LinearOperator):
             return F.conv2d(y, self.adjoint_kernel, None, 1, margins, dilation, self.groups)
         if self._symmetric:
             return F.conv_transpose2d(y, self.kernel, None, stride, self._pair("before"), unread, self.groups, dilation)
-        # No window reads the positions past the last one, so the adjoint is zero there.
+        # No window reads the positions after the last window, so the adjoint is zero there.
         padded = F.conv_transpose2d(y, self.kernel, None, stride, 0, 0, self.groups, dilation)
         return self.unpad(F.pad(padded, (0, unread[1], 0, unread[0])))
 

@@ -72,7 +72,7 @@ def symbol(kernel: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor
 
 
 def symbols(kernel: Tensor, dilation: tuple[int, int], torus: Torus, strides: tuple[int, int]) -> Iterator[Tensor]:
-    """The symbols at half of the coarse frequencies, the aliases of one side by side, as real matrices.
+    """The symbols at half of the coarse frequencies, with all aliases of a frequency side by side, as real matrices.
 
     The coarse frequencies of an axis are the first N/s; the others are their aliases for the stride s.
     """

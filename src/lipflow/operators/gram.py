@@ -71,7 +71,7 @@ def band_shift(diagonal: Tensor, below: Tensor, guess: float = 0.0) -> tuple[flo
         factor = cholesky(diagonal, below, mu)
         if factor is not None:
             return mu, factor
-        if diagonal.shape[1] == 1 and diagonal.shape[-1] <= 256 and margin < 2.0**-33:
+        if diagonal.shape[1] == 1 and diagonal.shape[-1] <= 256 and margin < 2.0**-33:  # a small matrix, tried once
             mu = max(mu, float(torch.linalg.eigvalsh(diagonal).max()))
         margin *= 8
 

@@ -20,14 +20,14 @@ class FourierMultiplier(LinearOperator):
                 f"a Fourier multiplier on {height}×{width} pixels takes matrices of shape "
                 f"({height}, {width // 2 + 1}, out, in), not {tuple(matrices.shape)}"
             )
-        self.matrices, self.weight, self.in_size = matrices, matrices, in_size
+        self.weight, self.in_size = matrices, in_size
         self.in_shape, self.out_shape = (matrices.shape[3], *in_size), (matrices.shape[2], *in_size)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return multiply(self.matrices[None], x)
+        return multiply(self.weight[None], x)
 
     def adjoint(self, y: Tensor) -> Tensor:
-        return multiply(self.matrices.mH[None], y)
+        return multiply(self.weight.mH[None], y)
 
     def with_weight(self, weight: Tensor) -> "FourierMultiplier":
         return FourierMultiplier(weight, self.in_size)

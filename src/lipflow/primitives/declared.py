@@ -7,7 +7,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from lipflow.node import Node
+from lipflow.node import IMAGES, Node
 from lipflow.primitives.primitive import Certify, Norm, Primitive
 from lipflow.shapes import Shape
 
@@ -43,7 +43,7 @@ class Declared(Primitive):
 
     def out_shape(self, *shapes: Shape) -> Shape:
         (shape,) = shapes
-        return tuple(self.function(torch.zeros(2, *shape)).shape[1:])
+        return tuple(self.function(torch.zeros(IMAGES, *shape)).shape[1:])
 
     def run(self, *xs: Tensor) -> Tensor:
         return self.function(xs[0])

@@ -24,8 +24,8 @@ class Primitive(ABC):
     """One operation, on batches of tensors or on nodes. Its fields are tensors, operators, and plain data.
 
     It is an exact map of real numbers, defined by the numbers it stores. A certified primitive is also a program in
-    float64: what `run` computes is within `rounding` of the exact map (docs/soundness.md). `lipflow.check` implements
-    every kind that a frozen network may contain once more.
+    float64: what `run` computes is within `rounding` of the exact map (docs/soundness.md). `lipflow.check` has its own
+    implementation of every kind that a frozen network may contain.
     """
 
     kind: ClassVar[str]

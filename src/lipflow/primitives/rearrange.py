@@ -80,7 +80,7 @@ class Gather(Exact):
     def run(self, *xs: Tensor) -> Tensor:
         batch = next((len(x) for x in xs if len(x) != 1), 1)  # a constant has one row for all images
         flat = [x.reshape(len(x), n).expand(batch, n) for x, n in zip(xs, self.sizes, strict=True)]
-        if self.in_order:
+        if self.is_reshape:
             return flat[0].reshape(batch, *self.index.shape)
         joined = flat[0] if len(flat) == 1 else torch.cat(flat, 1)
         return _Take.apply(joined, self).reshape(batch, *self.index.shape)
@@ -91,7 +91,7 @@ class Gather(Exact):
         return sqrt_up(sum((m * d * d for m, d in zip(self.multiplicities, distances, strict=True)), Fraction(0)))
 
     @cached_property
-    def in_order(self) -> bool:
+    def is_reshape(self) -> bool:
         """Whether it only reshapes its only input."""
         flat = self.index.flatten()
         return self.sizes == [len(flat)] and torch.equal(flat, torch.arange(len(flat)))

@@ -15,7 +15,8 @@ from html import escape
 from importlib import resources
 
 import lipflow
-from lipflow.certificate import CertificateFile, Operation
+from lipflow.certificate import CertificateFile
+from lipflow.frozen import LedgerRow
 from lipflow.report.consistency import compared, contradictions, untested
 from lipflow.report.gallery import gallery
 from lipflow.report.run_results import RunResults
@@ -264,8 +265,8 @@ The network as it runs is within E of a map whose Lipschitz constant is L.</p>{"
 
 
 def _certificate(run: RunResults, certificate: CertificateFile, alone: bool) -> str:
-    most = max([p.rounding for p in certificate.ledger], default=0.0) or 1.0
-    rows = "".join(_primitive(i, p, most) for i, p in enumerate(certificate.ledger, 1))
+    most = max([row.rounding for row in certificate.ledger], default=0.0) or 1.0
+    rows = "".join(_ledger_row(i, row, most) for i, row in enumerate(certificate.ledger, 1))
     facts = {
         "Lipschitz constant L": f"{digits_up(certificate.lipschitz, 12):.12g}",
         "rounding at most E": f"{digits_up(certificate.rounding, 4):.3e}",
@@ -285,15 +286,15 @@ def _certificate(run: RunResults, certificate: CertificateFile, alone: bool) -> 
 <tbody>{rows}</tbody></table></div></details>"""
 
 
-def _primitive(number: int, p: Operation, most: float) -> str:
-    norm = "" if p.norm is None else f"{digits_up(p.norm, 6):.6g}"
-    rounding = f"{digits_up(p.rounding, 3):.2e}" if p.rounding else "0"
-    share = 100 * max(0.0, p.rounding) / most
+def _ledger_row(number: int, row: LedgerRow, most: float) -> str:
+    norm = "" if row.norm is None else f"{digits_up(row.norm, 6):.6g}"
+    rounding = f"{digits_up(row.rounding, 3):.2e}" if row.rounding else "0"
+    share = 100 * max(0.0, row.rounding) / most
     return (
         f'<tr><th scope="row">{number}</th>'
-        f'<td class="words">{escape(p.kind)}</td><td class="words">{escape(p.name)}</td>'
-        f'<td class="words">{escape(p.size)}</td>'
-        f"<td>{digits_up(p.lipschitz, 9):.9g}</td><td>{norm}</td><td>{rounding}</td>"
+        f'<td class="words">{escape(row.kind)}</td><td class="words">{escape(row.name)}</td>'
+        f'<td class="words">{escape(row.size)}</td>'
+        f"<td>{digits_up(row.lipschitz, 9):.9g}</td><td>{norm}</td><td>{rounding}</td>"
         f'<td class="share"><svg aria-hidden="true"><rect width="{share:.1f}%" height="100%"/></svg></td>'
-        f'<td class="words">{escape(p.how)}</td></tr>'
+        f'<td class="words">{escape(row.how)}</td></tr>'
     )
