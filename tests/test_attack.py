@@ -246,7 +246,6 @@ def test_pgd_leaves_the_network_as_it_was():
 
 
 def test_nearest_does_not_depend_on_the_batch():
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
     x = torch.rand(7, 1, 2, 2, dtype=torch.float64)
     labels, eps = model(x).argmax(1), [torch.linspace(0.1, 0.4, 7), torch.linspace(0.5, 2, 7)]

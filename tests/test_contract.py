@@ -33,7 +33,6 @@ def test_compiles(name):
 
 @pytest.mark.parametrize("law", [testing.jacobian_within_bound, testing.pairs_never_stretched])
 def test_a_bound_that_is_too_low_breaks_a_law(law):
-    torch.manual_seed(0)
     layer = nn.Linear(6, 6).double()
     norm = float(torch.linalg.matrix_norm(layer.weight.detach(), 2))
     law(Assume(layer, norm * (1 + 1e-9)), (6,))
