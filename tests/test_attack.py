@@ -34,13 +34,14 @@ def _half_space(direction: list[float], offset: float = 0.0) -> nn.Module:
     return nn.Sequential(nn.Flatten(), layer)
 
 
-def _undefended(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
+def _undefended() -> nn.Module:
+    """The same weights at every call."""
+    torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 4))
 
 
-def _images(count: int, seed: int = 0) -> Tensor:
-    return torch.rand(count, 1, 4, 4, generator=torch.Generator().manual_seed(seed))
+def _images(count: int) -> Tensor:
+    return torch.rand(count, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 
 
 def _labels(count: int) -> Tensor:
