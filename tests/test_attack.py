@@ -145,7 +145,7 @@ def test_pgd_without_a_usable_gradient_is_a_random_search(value):
     assert int(found.success.sum()) > 5
 
 
-def test_constant_and_nan_scores():
+def test_no_image_breaks_constant_scores_and_every_image_breaks_nan_scores():
     x, labels = _images(3).double(), _labels(3)
     for attack in (lambda f: pgd(f, x, labels, [1]).success, lambda f: nearest(f, x, labels).found):
         with pytest.warns(UserWarning, match="no gradient"):

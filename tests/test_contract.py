@@ -20,7 +20,7 @@ COMPILED += ["cpl network", "mirrored network"]
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_compiles(name):
+def test_a_compiled_layer_computes_the_same_and_learns(name):
     layer = contract.make(name)
     x = contract.inputs(name, 3)
     layer(x)

@@ -461,7 +461,7 @@ def test_pair_bounds_include_underflow_of_rows(flush):
     assert Fraction(frozen.pair_bounds[0, 1].item()) ** 2 >= true
 
 
-def test_scores_that_do_not_depend_on_the_images():
+def test_scores_that_do_not_depend_on_the_images_have_the_constant_0():
     frozen = wired((3,), (Constant(torch.tensor([1.0, 3.0], dtype=torch.float64)), ()))
     assert frozen.lipschitz == 0
     assert frozen(torch.rand(4, 3)).tolist() == [[1.0, 3.0]] * 4
