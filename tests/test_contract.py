@@ -70,7 +70,7 @@ KNOWN = {
     "implicit, skew conv": (0.436845976, 0.617793504, 8.12e-14),
     "soc conv, grouped": (1.313023934, 1.856896255, 4.09e-12),
     "bcop, few to many, even": (1, 1.414213563, 6.45e-14),
-    "spectral normalisation, strided": (1.001479637, 1.416306085, 3.44e-14),
+    "spectral normalization, strided": (1.001479637, 1.416306085, 3.44e-14),
     "split, implicit": (1.0000019, 1.41421625, 6.66e-11),
     "mirrored": (1, 1.414213563, 9.08e-14),
     "householder": (1, 1.414213563, 1.60e-14),
