@@ -34,13 +34,14 @@ def _half_space(direction: list[float], offset: float = 0.0) -> nn.Module:
     return nn.Sequential(nn.Flatten(), layer)
 
 
-def _undefended(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
+def _undefended() -> nn.Module:
+    """The same weights at every call."""
+    torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 4))
 
 
-def _images(count: int, seed: int = 0) -> Tensor:
-    return torch.rand(count, 1, 4, 4, generator=torch.Generator().manual_seed(seed))
+def _images(count: int) -> Tensor:
+    return torch.rand(count, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 
 
 def _labels(count: int) -> Tensor:
@@ -64,7 +65,7 @@ def test_project_is_onto_the_l2_ball():
     assert _inside(project(x, x + 5, radius))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.sampled_from([torch.float32, torch.float64]), st.floats(1e-6, 3))
 def test_pull_inside_is_exact(seed, dtype, radius):
     """The exact distance is at most ε, and the image moves by a few ulps only."""
@@ -144,7 +145,7 @@ def test_pgd_without_a_usable_gradient_is_a_random_search(value):
     assert int(found.success.sum()) > 5
 
 
-def test_constant_and_nan_scores():
+def test_no_image_breaks_constant_scores_and_every_image_breaks_nan_scores():
     x, labels = _images(3).double(), _labels(3)
     for attack in (lambda f: pgd(f, x, labels, [1]).success, lambda f: nearest(f, x, labels).found):
         with pytest.warns(UserWarning, match="no gradient"):
@@ -246,7 +247,6 @@ def test_pgd_leaves_the_network_as_it_was():
 
 
 def test_nearest_does_not_depend_on_the_batch():
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
     x = torch.rand(7, 1, 2, 2, dtype=torch.float64)
     labels, eps = model(x).argmax(1), [torch.linspace(0.1, 0.4, 7), torch.linspace(0.5, 2, 7)]

@@ -422,9 +422,9 @@ def test_damaged_files_are_rejected_in_one_line(copied, name, content, capsys):
     if name != CLAIMS:
         sign(copied, claims)
     assert check.main([str(copied)]) == 1
-    said = capsys.readouterr().out
-    assert said.startswith("rejected: the certificate cannot be read: ")
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith("rejected: the certificate cannot be read: ")
+    assert printed.count("\n") == 1
 
 
 @pytest.mark.parametrize("value", ["1e999999999", "2", None, [2.0], {}])

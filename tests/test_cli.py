@@ -62,7 +62,7 @@ def test_help_explains_every_flag(name, capsys, monkeypatch):
     assert bool(flags) == (name != "models")
 
 
-def test_help_of_a_command(capsys):
+def test_help_takes_a_command(capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main(["help", "check"])
     assert caught.value.code == 0
@@ -149,7 +149,7 @@ def test_a_mistake_is_answered_in_one_line(words, message, tmp_path, monkeypatch
         (KeyboardInterrupt(), 130),
     ],
 )
-def test_exit_codes(error, code, monkeypatch, capsys):
+def test_an_error_ends_in_one_line_and_its_exit_code(error, code, monkeypatch, capsys):
     def fail(arguments):
         raise error
 
@@ -169,7 +169,7 @@ def test_a_bug_is_raised(monkeypatch):
         cli.main(["models"])
 
 
-def test_models_and_data(capsys):
+def test_models_lists_every_network_and_data_describes_the_images(capsys):
     assert cli.main(["models"]) == 0
     printed = capsys.readouterr().out
     assert "41,342,616" in printed

@@ -23,11 +23,6 @@ from lipflow.flows import (
 from lipflow.operators import ConvOperator, DenseOperator, norm_bound, norm_estimate
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def random(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 

@@ -107,7 +107,7 @@ def test_a_file_holds_each_tensor_once(tmp_path):
     assert often < once + 1000
 
 
-def test_freezing_a_built_network():
+def test_the_ledger_has_a_row_for_each_vertex_of_a_built_network():
     network = lipflow.build("cpl-digits", lln=True)
     frozen = lipflow.freeze(network)
     head = lipflow.lipschitz_bound(network.head, in_shape=(512,))
@@ -144,7 +144,7 @@ def test_a_batch_gives_the_scores_of_single_images():
     assert frozen(x[:0]).shape == (0, 5)
 
 
-def test_torch_func_transforms_work():
+def test_jacobians_of_torch_func_are_those_of_autograd():
     layers = (lipflow.cpl_conv(2, 5), lipflow.soc(2, 3), lipflow.cayley_conv(2, 2), lipflow.proximal(2, 3, 3, h=0.1))
     frozen = lipflow.freeze(nn.Sequential(*layers, nn.Flatten(), nn.Linear(32, 3)), in_shape=(2, 4, 4))
     x = torch.rand(3, 2, 4, 4, dtype=torch.float64)
@@ -234,7 +234,7 @@ def test_another_default_device_changes_nothing(tmp_path):
 
 
 LINEAR = nn.Sequential(nn.Linear(4, 2))
-MISTAKES = [  # a call, and a word of its error
+WRONG = [  # a call, and a word of its error
     (lambda: lipflow.certify(lipflow.freeze(LINEAR, (4,)), [[0.0] * 4]), "images are a tensor, not list"),
     (lambda: lipflow.freeze("cpl-fast-cifar10"), "a network is an nn.Module, .* not str: 'cpl-fast"),
     (lambda: lipflow.freeze(LINEAR.state_dict(), (4,)), "a network is an nn.Module, .* not OrderedDict$"),
@@ -247,8 +247,8 @@ MISTAKES = [  # a call, and a word of its error
 ]
 
 
-@pytest.mark.parametrize(("call", "words"), MISTAKES, ids=range(len(MISTAKES)))
-def test_mistakes_are_quoted(call, words):
+@pytest.mark.parametrize(("call", "words"), WRONG, ids=range(len(WRONG)))
+def test_wrong_arguments_are_refused_and_quoted(call, words):
     with pytest.raises((TypeError, ValueError), match=words):
         call()
 

@@ -1,4 +1,4 @@
-"""Layers with normalised weights, and their norms."""
+"""Layers with normalized weights, and their norms."""
 
 import pytest
 import torch

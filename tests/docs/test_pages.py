@@ -30,11 +30,11 @@ def run(page: Path) -> tuple[int, list[str]]:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(compile(code, f"{page.name}, block {i}", "exec"), names)
-        said = blocks[i + 1][1] if i + 1 < len(blocks) and blocks[i + 1][0] == "text" else ""
-        if doctest.OutputChecker().check_output(said, printed.getvalue(), doctest.ELLIPSIS):
+        expected = blocks[i + 1][1] if i + 1 < len(blocks) and blocks[i + 1][0] == "text" else ""
+        if doctest.OutputChecker().check_output(expected, printed.getvalue(), doctest.ELLIPSIS):
             right += 1
         else:
-            wrong.append(f"block {i} printed\n{printed.getvalue()}and the page says\n{said}")
+            wrong.append(f"block {i} printed\n{printed.getvalue()}and the page says\n{expected}")
     return right, wrong
 
 

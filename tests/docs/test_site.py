@@ -108,7 +108,7 @@ def test_no_formula_is_emphasised(pages):
     assert [text for text in found if not text.endswith(", published")] == []  # rows of a table
 
 
-def test_pages_in_a_browser(site, pages, browser):
+def test_pages_fit_a_phone_log_nothing_and_can_be_searched(site, pages, browser):
     """Every page fits a phone, logs nothing and requests its own server only; the search works."""
     with serve(site) as url:
         root = f"{url}/"

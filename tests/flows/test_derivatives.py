@@ -1,4 +1,4 @@
-"""Derivatives: of shared layers, with functional weights, recomputed activations, and many at once."""
+"""Derivatives: of shared layers, with functional weights, with recomputed activations, and vectorized."""
 
 import copy
 
@@ -94,7 +94,7 @@ def test_a_transform_as_the_first_call_stores_no_size():
 
 
 @pytest.mark.parametrize("name", ["cpl dense", "cpl conv", "cpl network", "mirrored"])
-def test_many_gradients_at_once(name):
+def test_vectorized_jacobians_are_those_computed_row_by_row(name):
     layer, x = contract.make(name), contract.inputs(name, 2)
     one, many = (torch.autograd.functional.jacobian(layer, x, vectorize=vectorize) for vectorize in (False, True))
     torch.testing.assert_close(many, one)

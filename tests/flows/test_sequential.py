@@ -154,8 +154,8 @@ def test_hooks_are_called(network, images):
 
 @pytest.mark.parametrize("inner", [2, 16])
 @pytest.mark.parametrize("last", [False, True])
-def test_other_modules_and_the_output_have_the_memory_format_of_the_input(inner, last):
-    """oneDNN is fastest with channels last, so a chain may change the format inside."""
+def test_a_chain_gives_contiguous_images_to_other_modules_and_as_its_output(inner, last):
+    """If its input is contiguous. oneDNN is fastest with channels last, so a chain may change the format inside."""
     contiguous = []
 
     class Look(nn.Module):
@@ -167,7 +167,7 @@ def test_other_modules_and_the_output_have_the_memory_format_of_the_input(inner,
     x = torch.randn(3, 16, 6, 5).contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
     z = Sequential(*layers)(x)
     torch.testing.assert_close(z, nn.Sequential(*layers)(x), rtol=1e-5, atol=1e-5)
-    if not last:  # convolutions by columns make images contiguous
+    if not last:
         assert contiguous[0]
         assert z.is_contiguous()
 

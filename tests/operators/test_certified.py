@@ -70,7 +70,7 @@ def test_certified_operators_have_the_derivatives_of_their_matrix(name, adjoint)
     assert not bool(torch.func.hessian(lambda v: certified(v[None]).sum())(x[0]).any())
 
 
-def test_certify_copies_the_weights():
+def test_a_certified_operator_owns_a_copy_of_its_weights():
     op = DenseOperator(torch.ones(2, 3, dtype=torch.float64))
     certified = certified_operator(op)
     op.weight.zero_()

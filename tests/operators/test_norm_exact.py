@@ -4,38 +4,23 @@ import math
 import random
 from fractions import Fraction
 
-import flint
 import pytest
 import torch
+from flint import fmpq
 from torch import Tensor
 
 from lipflow import ConvOperator, DenseOperator, norm_bound
 from lipflow.operators import gram
 from tests.operators.geometry import Geometry, draw_geometry, gaussian
+from tests.soundness import exact
 
 # Powers of two near 1e-310 (subnormal), 1e-300, 1e-170, 1, 1e20 and 1e300: multiplying by them is exact.
 EXPONENTS = [-1030, -997, -565, 0, 66, 996]
 
 
 def is_above_norm(bound: Fraction, matrix: Tensor) -> bool:
-    """Whether bound > ‖W‖, decided exactly: bound²·I - WWᵀ is positive definite iff its LDLᵀ has D > 0."""
-    rows, columns = matrix.shape
-    entries = [[flint.fmpq(*x.as_integer_ratio()) for x in row] for row in matrix.tolist()]
-    w = flint.fmpq_mat(entries)
-    gram = w * w.transpose() if rows <= columns else w.transpose() * w
-    size = gram.nrows()
-    square = flint.fmpq(bound.numerator, bound.denominator) ** 2
-    m = [[(square if i == j else 0) - gram[i, j] for j in range(size)] for i in range(size)]
-    for i in range(size):
-        pivot = m[i][i]
-        if pivot <= 0:
-            return False
-        for j in range(i + 1, size):
-            factor = m[j][i] / pivot
-            if factor != 0:
-                for k in range(i + 1, size):
-                    m[j][k] -= factor * m[i][k]
-    return True
+    """Whether bound > ‖W‖, decided exactly."""
+    return exact.is_above_squared_norm(fmpq(bound.numerator, bound.denominator) ** 2, exact.rational(matrix))
 
 
 def test_is_above_norm_decides_on_both_sides():
@@ -138,7 +123,7 @@ def test_gram_bound_includes_the_rounding_of_the_product(monkeypatch):
     lost = 0
     for seed in range(200):
         w = torch.rand(1, 1, 7, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        exact = sum(Fraction(v) ** 2 for v in w.flatten().tolist())
-        lost += Fraction(float(w[0] @ w[0].T)) < exact
-        assert gram.gram_bound(w) >= exact
+        square = sum(Fraction(v) ** 2 for v in w.flatten().tolist())
+        lost += Fraction(float(w[0] @ w[0].T)) < square
+        assert gram.gram_bound(w) >= square
     assert lost > 20

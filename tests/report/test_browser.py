@@ -234,7 +234,7 @@ def test_the_gallery_shows_differences(opened):
     assert opened.evaluate("[...document.images].every((i) => i.naturalWidth > 0)")
 
 
-def test_light_and_dark(opened):
+def test_the_theme_is_that_of_the_system_until_it_is_chosen(opened):
     def background():
         return opened.evaluate("getComputedStyle(document.body).backgroundColor")
 

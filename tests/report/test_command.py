@@ -86,7 +86,7 @@ def test_folders_without_a_run_are_left_out(original, tmp_path, capsys):
 
 
 def test_an_attack_on_another_certificate_is_left_out(run, tmp_path, capsys):
-    change_json(run / "attack.json", certificate="of another one")
+    change_json(run / "attack.json", certificate="of another one", steps="not read")
     assert report(run, "--out", tmp_path / "r.html") == 0
     out, err = capsys.readouterr()
     message = "attack.json is of another certificate and is not shown"

@@ -28,10 +28,10 @@ def exact_square(x: Tensor, z: Tensor) -> Fraction:
     return sum(((Fraction(a) - Fraction(b)) ** 2 for a, b in pairs), Fraction(0))
 
 
-def broken_inside(frozen: lipflow.Frozen, x: Tensor, found: Tensor, said: Tensor, radius: Tensor) -> tuple[int, int]:
+def broken_inside(frozen: lipflow.Frozen, x: Tensor, found: Tensor, label: Tensor, radius: Tensor) -> tuple[int, int]:
     """How many images have another label for the frozen network, and how many of these lie within their radius."""
     assert bool(((found >= 0) & (found <= 1)).all()), "an attack left [0, 1]"
-    label = torch.cat([frozen(one[None]).argmax(1) for one in found.detach()])
-    flipped = (label != said).nonzero().flatten().tolist()
+    other = torch.cat([frozen(one[None]).argmax(1) for one in found.detach()])
+    flipped = (other != label).nonzero().flatten().tolist()
     inside = [i for i in flipped if exact_square(x[i], found[i]) < Fraction(float(radius[i])) ** 2]
     return len(flipped), len(inside)

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from flint import arb, ctx, fmpq
+from flint import arb, ctx, fmpq, fmpq_mat
 from torch import Tensor
 
 from lipflow.frozen import Frozen
@@ -41,9 +41,30 @@ def fraction(q: fmpq) -> Fraction:
     return Fraction(int(q.p), int(q.q))
 
 
+def floats(x: Exact) -> np.ndarray:
+    """Rationals, each rounded to float64."""
+    return np.vectorize(lambda q: float(fraction(q)))(x)
+
+
 def square(x: Exact) -> fmpq:
     """‖x‖²."""
     return sum((v * v for v in x.flatten()), ZERO)
+
+
+def is_above_squared_norm(bound: fmpq, matrix: Exact) -> bool:
+    """Whether bound > ‖W‖²: bound·I - WWᵀ is positive definite iff its LDLᵀ has D > 0."""
+    w = fmpq_mat(*matrix.shape, list(matrix.flatten()))
+    gram = w * w.transpose() if w.nrows() <= w.ncols() else w.transpose() * w
+    size = gram.nrows()
+    rows = [[(bound if i == j else 0) - gram[i, j] for j in range(size)] for i in range(size)]
+    for k, row in enumerate(rows):
+        if row[k] <= 0:
+            return False
+        for i in range(k + 1, size):
+            factor = rows[i][k] / row[k]
+            if factor != 0:
+                rows[i] = [a - factor * b for a, b in zip(rows[i], row, strict=True)]
+    return True
 
 
 class Linear:
@@ -86,12 +107,11 @@ class Linear:
                     total[j] += w * value
         return np.array([*total, None], dtype=object)[:-1].reshape(self.in_shape)
 
-    def matrix(self) -> np.ndarray:
-        """W in float64."""
-        dense = np.zeros((len(self.rows), math.prod(self.in_shape)))
+    def matrix(self) -> Exact:
+        dense = np.full((len(self.rows), math.prod(self.in_shape)), ZERO, dtype=object)
         for i, row in enumerate(self.rows):
             for j, w in row:
-                dense[i, j] += float(fraction(w))
+                dense[i, j] += w
         return dense
 
 

@@ -296,7 +296,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Shape]] = {
         lambda: nn.Sequential(blocks.FlipAverage(lipflow.cpl_conv(1, 3, h=0.5), nn.Flatten()), nn.Linear(12, 3)),
         (1, 3, 4),
     ),
-    "batch normalisation": (
+    "batch normalization": (
         lambda: nn.Sequential(nn.Conv2d(1, 2, 2), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)),
         (1, 3, 4),
     ),

@@ -26,11 +26,11 @@ def campaign(trained, attack: PGD, seeds: int = 1) -> tuple[int, int]:
     certificates = trained.certificates
     certified = certificates.radius > 0
     radii = certificates.radius[certified] * ALMOST
-    x, said = trained.x[certified], certificates.label[certified]
+    x, predicted = trained.x[certified], certificates.label[certified]
     broken = attacks = 0
     for seed in range(seeds):
         # The certified label must not change, whether it is the true one or not.
-        found = pgd(trained.frozen, x, said, [radii], replace(attack, seed=seed))
+        found = pgd(trained.frozen, x, predicted, [radii], replace(attack, seed=seed))
         attacks += len(x) * attack.restarts
         broken += int(found.success.sum())
         assert bool((found.distance[:, 0] < certificates.radius[certified]).all())
@@ -66,8 +66,8 @@ def test_images_break_at_five_times_their_radius(trained):
     """The attack is strong enough to find violations."""
     certificates = trained.certificates
     certified = certificates.radius > 0
-    x, said, radii = (t[certified][:100] for t in (trained.x, certificates.label, certificates.radius))
-    assert int(pgd(trained.frozen, x, said, [5 * radii]).success.sum()) > 30
+    x, predicted, radii = (t[certified][:100] for t in (trained.x, certificates.label, certificates.radius))
+    assert int(pgd(trained.frozen, x, predicted, [5 * radii]).success.sum()) > 30
 
 
 @pytest.mark.campaign
@@ -75,8 +75,8 @@ def test_no_certified_image_falls_to_many_restarts(trained):
     start, attack, seeds = time.perf_counter(), PGD(steps=50, restarts=20, stride=0.1), 2
     attacks, broken = campaign(trained, attack, seeds)
     certificates, certified = trained.certificates, trained.certificates.radius > 0
-    x, said, radius = (t[certified] for t in (trained.x, certificates.label, certificates.radius))
-    twice = int(pgd(trained.frozen, x, said, [2 * radius], attack).success.sum())
+    x, predicted, radius = (t[certified] for t in (trained.x, certificates.label, certificates.radius))
+    twice = int(pgd(trained.frozen, x, predicted, [2 * radius], attack).success.sum())
     print(f"at 2·R {twice} of {len(x)} images fall")
     assert len(x) > 250
     assert twice > 0, "the attack is too weak"
@@ -103,15 +103,15 @@ def test_no_certified_image_falls_to_autoattack(trained):
     certificates = lipflow.certify(trained.frozen, images)
     chosen = (certificates.radius > 1e-4).nonzero().flatten()[:COUNT]
     chosen = chosen[certificates.radius[chosen].argsort()]
-    x, said, radius = images[chosen], certificates.label[chosen], certificates.radius[chosen]
+    x, predicted, radius = images[chosen], certificates.label[chosen], certificates.radius[chosen]
     assert len(x) == COUNT
 
     def run(part: Tensor, eps: float, **options) -> tuple[int, int]:
         """(labels changed, labels changed inside of the radius)."""
         network = SameDtype(trained.frozen)
         attack = pyautoattack.AutoAttack(network, norm="L2", eps=eps, seed=0, device="cpu", **options)
-        found = attack.run_standard_evaluation(x[part], said[part], batch_size=len(part))[0].clamp(0, 1)
-        return broken_inside(trained.frozen, x[part], found, said[part], radius[part])
+        found = attack.run_standard_evaluation(x[part], predicted[part], batch_size=len(part))[0].clamp(0, 1)
+        return broken_inside(trained.frozen, x[part], found, predicted[part], radius[part])
 
     bins = torch.arange(COUNT).split(BIN)
     broken = fallen = 0

@@ -65,22 +65,22 @@ def test_an_attack_breaks_uncertified_images_only(attack, network, trained):
     dtype = torch.float32 if network == "live" or attack == "autoattack" else torch.float64  # AutoAttack needs float32
     x = trained.x[:COUNT].to(dtype)
     certificates = lipflow.certify(trained.frozen, x)
-    said, radius = certificates.label, certificates.radius
+    predicted, radius = certificates.label, certificates.radius
     middle = float(radius.median()) * (1 - 1e-6)
     assert int((radius > middle).sum()) >= COUNT / 2  # these must not break
 
     before = model.training
     for eps in (middle, LARGE):
-        found = ATTACKS[attack](model, x, said, eps).detach().clamp(0, 1)
+        found = ATTACKS[attack](model, x, predicted, eps).detach().clamp(0, 1)
         assert found.shape == x.shape
         # Libraries leave their balls by rounding errors.
         assert all(exact_square(a, b) <= (eps * (1 + 1e-5)) ** 2 for a, b in zip(x, found, strict=True))
-        flipped, inside = broken_inside(trained.frozen, x, found, said, radius)
+        flipped, inside = broken_inside(trained.frozen, x, found, predicted, radius)
         assert inside == 0, "a certified image was broken"
         if eps == LARGE:
             assert flipped > COUNT / 2, "the attack is too weak"
             with torch.no_grad():
-                assert int((model(found).argmax(1) != said).sum()) > COUNT / 2
+                assert int((model(found).argmax(1) != predicted).sum()) > COUNT / 2
     assert model.training == before
 
 

@@ -53,8 +53,8 @@ def attack(subject: Subject, x: Tensor, pairs: int, neighbours: int, seed: int =
         others = x[torch.randint(len(x), (2,), generator=generator)]
         far = [(e + t * (e - other)).clamp(0, 1) for e, other in zip((low, high), others, strict=True) for t in AWAY]
         points = torch.stack([low, high, *near, *far])
-        said = [subject(point[None]) for point in points]  # one by one, as batches may round differently
-        label, radius = torch.cat([s[0] for s in said]), torch.cat([s[1] for s in said])
+        # One by one, as batches may round differently.
+        label, radius = map(torch.cat, zip(*(subject(point[None]) for point in points), strict=True))
         certified += int((radius > 0).sum())
         ratio = _least_ratio(points, label, radius)
         tightest, violations = min(tightest, float(ratio)), violations + (ratio < 1)

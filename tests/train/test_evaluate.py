@@ -13,7 +13,6 @@ SIZES = dict(depth=1, channels=16, pool=2, depth_linear=1, features=16)
 
 @pytest.mark.parametrize("sizes", [{}, {"lln": True}, {"std": 0.25}, {"h": 3.0}])
 def test_estimate_counts_like_a_loop_over_images(sizes):
-    torch.manual_seed(0)
     network, split = lipflow.build("cpl-digits", **{**SIZES, "depth_linear": 2}, **sizes), load("digits").validation
     before = {k: v.clone() for k, v in network.state_dict().items()}
     found = estimate(network, split, ("0.001", "0.01", "0.05"), 77, Ranks(0, 1, torch.device("cpu")))
@@ -43,14 +42,12 @@ def before_the_head(network: lipflow.Network) -> float:
 @pytest.mark.parametrize("lln", [False, True])
 @pytest.mark.parametrize(("sizes", "constant"), [({}, 1), ({"std": 0.25}, 4), ({"h": 0.1}, 1)])
 def test_pair_estimates_have_the_constant_of_the_input(lln, sizes, constant):
-    torch.manual_seed(0)
     network = lipflow.build("cpl-digits", lln=lln, **sizes, **SIZES)
     assert before_the_head(network) == pytest.approx(constant, rel=1e-5)
     torch.testing.assert_close(network.pair_constants(), constant * network.head.pair_constants())
 
 
 def test_pair_estimates_of_a_relaxed_network_are_near_the_bound():
-    torch.manual_seed(0)
     network = lipflow.build("cpl-digits", h=20.0, **SIZES)
     bound = lipflow.lipschitz_bound(network).lipschitz
     assert 1 < before_the_head(network) <= bound * (1 + 1e-9)

@@ -212,7 +212,7 @@ def test_an_infinite_loss_stops_the_run(tmp_path, monkeypatch):
     ("change", "error", "words"),
     [
         (dict(model_args={"dept": 3}), TypeError, "has no argument 'dept'"),
-        (dict(data="mnist"), ValueError, "no dataset is called 'mnist'"),
+        (dict(data="mnist"), ValueError, "no dataset is called 'mnist'; use one of digits, cifar10, cifar100, folder"),
         (dict(model="cpl-xxl"), ValueError, "there is no model 'cpl-xxl'"),
         (dict(device="gpu"), ValueError, "there is no device 'gpu'"),
         (dict(device="meta"), ValueError, "--device meta cannot be used here"),

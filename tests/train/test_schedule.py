@@ -49,10 +49,11 @@ def test_progress_is_continuous_increases_and_ends_at_one(decisions):
     assert steps[-1] < 1
     start, end = decisions[-1]
     assert steps[:start] == [before.progress(step) for step in range(start)]
-    jump = before.progress(start) - before.progress(start - 1)  # a whole step by the plan before,
-    last = steps[-1] - steps[-2] if end > start + 1 else 2 * (1 - steps[-1])  # and by the one after
-    assert steps[start] - steps[start - 1] == pytest.approx((jump + last) / 2)  # meet half-way
-    assert steps[-1] + last / 2 == pytest.approx(1)
+    old_step = before.progress(start) - before.progress(start - 1)
+    new_step = steps[-1] - steps[-2] if end > start + 1 else 2 * (1 - steps[-1])
+    # From the middle of the last step before the decision to the middle of the first one after it.
+    assert steps[start] - steps[start - 1] == pytest.approx((old_step + new_step) / 2)
+    assert steps[-1] + new_step / 2 == pytest.approx(1)
     assert Plan.of([list(pair) for pair in before.replan(start, end).decisions]) == plan
 
 
