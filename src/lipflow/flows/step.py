@@ -49,7 +49,7 @@ class Step(ABC):
         """The error for a field that this step cannot be used with; `instead` says what can."""
         if isinstance(field, ConvexPlusSkew) and not isinstance(self, Split):
             instead = "a ConvexPlusSkew takes Split(convex_step, skew_step)"
-        return TypeError(f"{self} does not step through {type(field).__name__}: {instead}")
+        return TypeError(f"{self} cannot be used with {type(field).__name__}: {instead}")
 
 
 @dataclass(frozen=True)
