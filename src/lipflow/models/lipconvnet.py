@@ -12,8 +12,9 @@ from torch import nn
 
 from lipflow.blocks import Householder, LastLayerNormalization, MaxMin, Normalize, Truncate
 from lipflow.blocks.normalize import Values
-from lipflow.blocks.soc import TERMS, TRAIN_TERMS, soc_conv, soc_dense
+from lipflow.blocks.soc import soc_conv, soc_dense
 from lipflow.flows import Sequential
+from lipflow.flows.step import TERMS, TRAIN_TERMS
 from lipflow.models.network import Network
 from lipflow.shapes import require_positive
 
