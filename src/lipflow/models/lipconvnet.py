@@ -64,7 +64,7 @@ def lipconvnet(
     return Network(by_name, in_shape)
 
 
-SIZES: dict[str, dict[str, int | str | bool]] = {
+VARIANTS: dict[str, dict[str, int | str | bool]] = {
     "soc-10": dict(block=2),
     "soc-20": dict(block=4),
     "soc+-10": dict(block=2, activation="householder", lln=True),
