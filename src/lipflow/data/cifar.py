@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from lipflow.data.dataset import DataError, Dataset, Request, Split, assemble, carve
-from lipflow.data.network import cache_dir, download
+from lipflow.data.downloads import cache_dir, download
 
 CHANNELS, SIDE = 3, 32
 PIXELS = CHANNELS * SIDE * SIDE
