@@ -35,7 +35,7 @@ def sizes(scale: Scale, data: str) -> Mapping[str, list[Run]]:
         own = scale.run(model, data).recipe.batch_size
         for size in SIZES:
             change = {} if size == own else {"batch_size": size}
-            rows[label(model, size)] = scale.runs(model, data, scale.one, **change)
+            rows[label(model, size)] = scale.runs(model, data, scale.min_seeds, **change)
     return rows
 
 
