@@ -10,7 +10,7 @@ from functools import partial
 from experiments.cifar10 import ONLY_S
 from experiments.draw import dots
 from experiments.experiment import PAPER_SCALE, Claim, Experiment, Rows, Verdict, above, every, shrinks
-from experiments.rivals import ACCURACIES, CERTIFIED, DATA, SECONDS
+from experiments.main_tables import ACCURACIES, CERTIFIED, DATA, SECONDS
 from experiments.scale import Scale
 from lipflow.report.published import BATCH_SIZES_CIFAR10, BATCH_SIZES_CIFAR100, PAPER, TABLES, BatchSizes
 from lipflow.train.run import Run

@@ -9,7 +9,7 @@ from functools import partial
 
 from experiments.draw import curves
 from experiments.experiment import Claim, Column, Experiment, Rows, Verdict, above
-from experiments.rivals import DATA
+from experiments.main_tables import DATA
 from experiments.scale import Scale
 from lipflow.report.published import PAPER
 from lipflow.train.recipe import CPL
