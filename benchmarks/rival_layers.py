@@ -10,13 +10,14 @@ iteration. Claim: lipflow is not slower. The two alternate, and a time is the le
 """
 
 import argparse
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from timing import seconds
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -160,6 +161,10 @@ ROWS: dict[str, Row] = {
 }
 
 
+def step(layer: nn.Module, x: Tensor) -> None:
+    layer(x).square().sum().backward()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=ROWS, nargs="+", default=list(ROWS))
@@ -170,13 +175,8 @@ def main() -> None:
         layers, x = [literal().train(), ours().train()], torch.rand(BATCH, channels, size, size, requires_grad=True)
         counts = [sum(p.numel() for p in layer.parameters()) for layer in layers]
         assert counts[0] == counts[1], f"{name}: {counts} parameters"
-        least = [float("inf")] * 2
-        for repetition in range(repetitions + 1):  # the first one warms up
-            for i, layer in enumerate(layers):
-                start = time.perf_counter()
-                layer(x).square().sum().backward()
-                if repetition:
-                    least[i] = min(least[i], time.perf_counter() - start)
+        times = [[seconds(partial(step, layer, x)) for layer in layers] for _ in range(repetitions + 1)]
+        least = [min(column) for column in zip(*times[1:], strict=True)]  # the first repetition warms up
         table.add_row(name, *(f"{1e3 * t:.1f} ms" for t in least), f"{least[0] / least[1]:.2f}")
     Console().print(table)
 

@@ -10,7 +10,7 @@ from functools import partial
 from experiments.cifar10 import ONLY_S
 from experiments.draw import dots
 from experiments.experiment import PAPER_SCALE, Claim, Experiment, Rows, Verdict, above, every, shrinks
-from experiments.rivals import ACCURACIES, CERTIFIED, DATA, SECONDS
+from experiments.main_tables import ACCURACIES, CERTIFIED, DATA, SECONDS
 from experiments.scale import Scale
 from lipflow.report.published import BATCH_SIZES_CIFAR10, BATCH_SIZES_CIFAR100, PAPER, TABLES, BatchSizes
 from lipflow.train.run import Run
@@ -35,7 +35,7 @@ def sizes(scale: Scale, data: str) -> Mapping[str, list[Run]]:
         own = scale.run(model, data).recipe.batch_size
         for size in SIZES:
             change = {} if size == own else {"batch_size": size}
-            rows[label(model, size)] = scale.runs(model, data, scale.one, **change)
+            rows[label(model, size)] = scale.runs(model, data, scale.min_seeds, **change)
     return rows
 
 

@@ -7,9 +7,9 @@ from functools import partial
 
 from experiments.draw import curves
 from experiments.experiment import Claim, Column, Experiment, Rows, Verdict
-from experiments.rivals import CAYLEY, CERTIFIED, DATA, SOC, S, beats
-from experiments.rivals import published as table
-from experiments.rivals import rows as networks
+from experiments.main_tables import CAYLEY, CERTIFIED, DATA, SOC, S, beats
+from experiments.main_tables import published as table
+from experiments.main_tables import rows as networks
 from experiments.scale import CURVE_RADII
 from lipflow.report.published import PAPER
 

@@ -4,9 +4,9 @@ from functools import partial
 
 from experiments.draw import dots
 from experiments.experiment import PAPER_SCALE, Claim, Column, Experiment, Rows, Verdict, every, holds, shrinks
-from experiments.rivals import ACCURACIES, CAYLEY, CERTIFIED, SECONDS, SOC, SOC_20, XL, S, beats, in_order
-from experiments.rivals import published as table
-from experiments.rivals import rows as networks
+from experiments.main_tables import ACCURACIES, CAYLEY, CERTIFIED, SECONDS, SOC, SOC_20, XL, S, beats, in_order
+from experiments.main_tables import published as table
+from experiments.main_tables import rows as networks
 from lipflow.report.published import PAPER
 
 SIZES = (S, "CPL-M", "CPL-L", XL)

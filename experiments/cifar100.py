@@ -5,9 +5,9 @@ from functools import partial
 from experiments.cifar10 import BY_SIZE, ONLY_S
 from experiments.draw import dots
 from experiments.experiment import PAPER_SCALE, Claim, Experiment
-from experiments.rivals import CAYLEY, CERTIFIED, SECONDS, SOC, XL, S, beats
-from experiments.rivals import published as table
-from experiments.rivals import rows as networks
+from experiments.main_tables import CAYLEY, CERTIFIED, SECONDS, SOC, XL, S, beats
+from experiments.main_tables import published as table
+from experiments.main_tables import rows as networks
 from lipflow.report.published import PAPER
 
 NEAR = (("clean",), ("certified", "36/255"))

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from lipflow.report.figure import COLOURS, MARKS, plain
+from lipflow.report.figure import COLOURS, MARKS, escape
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +67,7 @@ def _marks(axes: "Axes", points: Sequence[tuple[float, float]], colour: str, mar
     if points:
         style = ":" if mark == "x" else "-"
         x, y = zip(*points, strict=True)
-        axes.plot(x, y, style, marker=mark, color=colour, linewidth=1, markersize=5, label=plain(label))
+        axes.plot(x, y, style, marker=mark, color=colour, linewidth=1, markersize=5, label=escape(label))
 
 
 def curves(*keys: str) -> Drawing:
@@ -86,7 +86,7 @@ def curves(*keys: str) -> Drawing:
                     x = [e for e, _ in lines[0]]
                     y = [mean(line[k][1] for line in lines) for k in range(len(x))]
                     mark = "" if len(x) > 20 else MARKS[i % 4]
-                    axes.plot(x, y, color=colour, marker=mark, markersize=4, label=plain(label))
+                    axes.plot(x, y, color=colour, marker=mark, markersize=4, label=escape(label))
             axes.set(xlabel="ε, the L2 norm of the perturbation", ylabel=AXES[key], ylim=(0, 100))
             axes.set_xlim(left=0)
 
@@ -106,7 +106,7 @@ def epochs(figure: "Figure", result: Result) -> None:
         for row in rows:
             points = row.get("validations", [])
             x, y = [n for n, _ in points], [100 * value for _, value in points]
-            axes.plot(x, y, marker=MARKS[i % 4], markersize=4, color=COLOURS[i % len(COLOURS)], label=plain(label))
+            axes.plot(x, y, marker=MARKS[i % 4], markersize=4, color=COLOURS[i % len(COLOURS)], label=escape(label))
     axes.set(xlabel="epoch", ylabel="held-out accuracy (%)", xscale="log", ylim=(0, 100))
     numbers = [n for rows in result["rows"].values() for row in rows for n, _ in row.get("validations", [])]
     last = max(numbers, default=1)
@@ -125,7 +125,7 @@ def layers(figure: "Figure", result: Result) -> None:
                 norms = look_up(row, ("gradient", state)) or []
                 name = f"{label}, {state}"
                 x = [k / max(1, len(norms) - 1) for k in range(len(norms))]
-                axes.plot(x, norms, style, color=COLOURS[i % len(COLOURS)], linewidth=1.2, label=plain(name))
+                axes.plot(x, norms, style, color=COLOURS[i % len(COLOURS)], linewidth=1.2, label=escape(name))
     axes.set(xlabel="place in the network (0: first layer, 1: last)", ylabel="gradient norm / at the scores")
     axes.set_yscale("log")
 
@@ -142,7 +142,7 @@ def bars(title: str, unit: str) -> Drawing:
             value = average(result["rows"][label], column["path"])
             if value is not None:
                 axes.bar(i, 100 * value if column["percent"] else value, color=COLOURS[i % len(COLOURS)])
-        axes.set_xticks(range(len(labels)), [plain(label) for label in labels])
+        axes.set_xticks(range(len(labels)), [escape(label) for label in labels])
         axes.set_ylabel(unit)
 
     return draw

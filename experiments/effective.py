@@ -21,8 +21,8 @@ from experiments.experiment import (
     judge,
     noise_of,
 )
-from experiments.rivals import CAYLEY, SOC, S
-from experiments.rivals import rows as networks
+from experiments.main_tables import CAYLEY, SOC, S
+from experiments.main_tables import rows as networks
 from lipflow.report.published import PAPER
 
 USED = Column("most used", ("used",))

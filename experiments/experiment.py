@@ -81,7 +81,7 @@ class Rows:
         p = mean(values)
         return Quantity.of(values, p * (1 - p) / images)
 
-    def loss(self, label: str, first: tuple[str, ...], last: tuple[str, ...]) -> Quantity:
+    def drop(self, label: str, first: tuple[str, ...], last: tuple[str, ...]) -> Quantity:
         """The accuracy at one path minus that at another, for each seed."""
         values = [self.values(label, *path) for path in (first, last)]
         of_images = sum(self.accuracy(label, *path).of_images for path in (first, last))
@@ -116,7 +116,7 @@ def shrinks(rows: Rows, better: str, worse: str, first: tuple[str, ...], last: t
     a, b, c, d = (rows.accuracy(label, *path) for path in (first, last) for label in (better, worse))
     gain, later = a.value - b.value, c.value - d.value
     # The runs at both paths are the same, so the noise is that of their differences.
-    noise = noise_of(rows.loss(better, first, last), rows.loss(worse, first, last))
+    noise = noise_of(rows.drop(better, first, last), rows.drop(worse, first, last))
     text = (
         f"{better} over {worse}: {100 * gain:.1f} points {' '.join(first)}, {100 * later:.1f} {' '.join(last)} "
         f"({_noise(noise, a, b, c, d)})"

@@ -97,13 +97,13 @@ def measured(run: Run) -> dict[str, Any]:
     from lipflow.report.run_results import read
     from lipflow.report.table import accuracy
 
-    held = certified(run.folder, run.data_dir)
+    certificate = certified(run.folder, run.data_dir)
     found = read(run.folder, run.folder.name)
     record, epochs = found.record, epochs_of(run.folder)
     held_out = HELD_OUT if record.run.validation_images is None else record.run.validation_images
     result = {
         "run": run.folder.name,
-        **summary(held),
+        **summary(certificate),
         "steps": record.steps,
         "epochs": record.steps / steps_per_epoch(TRAIN - held_out, record.run.recipe.batch_size),
         "seconds": epochs[-1]["seconds"],
@@ -116,11 +116,11 @@ def measured(run: Run) -> dict[str, Any]:
     }
     if found.outcome is not None:
         standing = {eps: accuracy(flags) for eps, flags in found.outcome.robust.items()}
-        proved = {eps: accuracy(held.certified(parse_radius(eps))[: len(found.outcome)]) for eps in standing}
+        proved = {eps: accuracy(certificate.certified(parse_radius(eps))[: len(found.outcome)]) for eps in standing}
         result |= {"attacked_images": len(found.outcome), "attacked": standing, "certified_of_attacked": proved}
     if (run.folder / AUTOATTACK).is_file():
         auto = json.loads((run.folder / AUTOATTACK).read_text())
-        proved = accuracy(held.certified(parse_radius(auto["epsilon"]))[: auto["images"]])
+        proved = accuracy(certificate.certified(parse_radius(auto["epsilon"]))[: auto["images"]])
         result["autoattack"] = {**auto, "certified": proved}
     return result
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from experiments.draw import curves
 from experiments.experiment import Claim, Column, Experiment, Rows, Verdict, above
-from experiments.rivals import DATA
+from experiments.main_tables import DATA
 from experiments.scale import Scale
 from lipflow.report.published import PAPER
 from lipflow.train.recipe import CPL
@@ -24,7 +24,7 @@ LARGE = "0.8"
 def margins(scale: Scale, data: str) -> Mapping[str, list[Run]]:
     """CPL-S at each margin; at the published margin, the run of the main table."""
     changes = {m: {} if m == PUBLISHED else {"margin": m} for m in MARGINS}
-    return {f"m = {m:g}": scale.runs("cpl-s", data, scale.one, **change) for m, change in changes.items()}
+    return {f"m = {m:g}": scale.runs("cpl-s", data, scale.min_seeds, **change) for m, change in changes.items()}
 
 
 def clean(rows: Rows) -> Verdict:

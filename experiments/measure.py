@@ -58,8 +58,8 @@ def training(folder: Path) -> dict[str, Any]:
     }
     checked = [(line["epoch"], line["validation"]["clean"]) for line in epochs if "validation" in line]
     if checked:
-        held = len(_data(record.run).validation)
-        known |= {"validation": checked[-1][1], "validations": checked, "validation_images": held}
+        held_out = len(_data(record.run).validation)
+        known |= {"validation": checked[-1][1], "validations": checked, "validation_images": held_out}
     return known
 
 
@@ -83,10 +83,11 @@ def summary(found: CertificateFile) -> dict[str, Any]:
 
 
 def attacked(folder: Path, scale: Scale) -> dict[str, Any]:
+    """From the attack on the first certified images; it is made if there is none, or one of other radii or images."""
     found = read(folder, folder.name)
     assert found.certificate is not None
-    wanted, held = len(found.certificate.truth[: scale.attacked]), found.outcome
-    if held is None or not set(scale.attacked_at) <= set(held.robust) or len(held) != wanted:
+    wanted, stored = len(found.certificate.truth[: scale.attacked]), found.outcome
+    if stored is None or not set(scale.attacked_at) <= set(stored.robust) or len(stored) != wanted:
         attack(Attack(folder, radii=scale.attacked_at, limit=scale.attacked, gallery=0))
         found = read(folder, folder.name)
     assert found.outcome is not None
@@ -100,6 +101,7 @@ def attacked(folder: Path, scale: Scale) -> dict[str, Any]:
 
 
 def live(folder: Path, scale: Scale) -> dict[str, Any]:
+    """The accuracy of the live network, clean and under attack, and its certified L."""
     run, network = Record.read(folder).run, lipflow.load(folder)
     test = _data(run).test
     count = len(test) if scale.images is None else scale.images
@@ -154,6 +156,7 @@ def used(frozen: Frozen, images: Tensor) -> Tensor:  # (n, classes)
 
 
 def gradient(folder: Path, scale: Scale) -> dict[str, Any]:
+    """The `norms` of the trained network and of a fresh one."""
     run, network = Record.read(folder).run, lipflow.load(folder)
     data = _data(run)
     images, labels = data.test.images[: scale.probed], data.test.labels[: scale.probed]

@@ -9,8 +9,8 @@ from functools import partial
 from experiments.cifar10 import ONLY_S
 from experiments.draw import curves
 from experiments.experiment import PAPER_SCALE, Claim, Column, Experiment, Rows, Verdict, above, holds
-from experiments.rivals import CAYLEY, DATA, SOC, XL, S
-from experiments.rivals import rows as networks
+from experiments.main_tables import CAYLEY, DATA, SOC, XL, S
+from experiments.main_tables import rows as networks
 from experiments.scale import CURVE_RADII
 from lipflow.report.published import PAPER
 

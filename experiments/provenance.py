@@ -41,12 +41,12 @@ def certificate_of_test_images(folder: Path, images: int, certify: Callable[[], 
     """
     from lipflow.report.run_results import read
 
-    held = read(folder, folder.name).certificate
-    if held is None or (held.split, len(held.truth)) != ("test", images) or held.network == "best":
+    found = read(folder, folder.name).certificate
+    if found is None or (found.split, len(found.truth)) != ("test", images) or found.network == "best":
         certify()
-        held = read(folder, folder.name).certificate
-    assert held is not None
-    return held
+        found = read(folder, folder.name).certificate
+    assert found is not None
+    return found
 
 
 def origin(runs: Sequence[Mapping[str, Any]]) -> str:

@@ -306,8 +306,8 @@ def show(chosen: Sequence[Experiment], scale: Scale) -> None:
             status = "no data" if not here else "shared" if run.folder in counted else state(run)
             if here:
                 counted.setdefault(run.folder, run)
-            time_ = format_duration(cost(scale, run)) if status in ("to do", "interrupted") else ""
-            print(f"  {status:<12} {time_:>7}  {run.folder.name}")
+            expected = format_duration(cost(scale, run)) if status in ("to do", "interrupted") else ""
+            print(f"  {status:<12} {expected:>7}  {run.folder.name}")
     left = [run for run in counted.values() if state(run) in ("to do", "interrupted")]
     where = "on the authors' machine, by their seconds an epoch" if scale.name == "paper" else "on two cores"
     print(f"{len(counted)} runs, {len(left)} to do: about {format_duration(total(scale, left))} {where}")

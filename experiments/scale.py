@@ -70,14 +70,16 @@ class Scale:
         return [self.run(model, data, seed, **changes) for seed in range(self.seeds if seeds is None else seeds)]
 
     @property
-    def one(self) -> int:
-        """The number of seeds for a large effect: one, except at the paper's scale."""
+    def min_seeds(self) -> int:
+        """The number of seeds for a large effect, which one seed can show: one, but all at the scale of the paper."""
         return self.seeds if self.name == "paper" else 1
 
     def deep(self) -> dict[str, list[Run]]:
         """The runs of very deep networks, by label. Their figure is accuracy against epochs, on held-out images."""
         runs = {
-            f"{depth} layers": self.runs(DEEP, "cifar10", self.one, depth=depth, epochs=epochs, **self.deep_recipe)
+            f"{depth} layers": self.runs(
+                DEEP, "cifar10", self.min_seeds, depth=depth, epochs=epochs, **self.deep_recipe
+            )
             for depth, epochs in self.depths.items()
         }
         held_out = self.validation_images or None

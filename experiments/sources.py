@@ -62,7 +62,7 @@ def synthetic(layout: Layout, request: Request) -> Dataset:
 
 
 def _records(layout: Layout, count: int, seed: int) -> np.ndarray:
-    rows = np.random.default_rng(seed).integers(0, 128, (count, layout.record), dtype=np.uint8)
+    rows = np.random.default_rng(seed).integers(0, 128, (count, layout.record_bytes), dtype=np.uint8)
     labels = np.arange(count) % len(layout.class_names)
     rows[:, layout.label_bytes - 1] = labels
     pixels = rows[:, layout.label_bytes :]

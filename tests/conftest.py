@@ -14,7 +14,7 @@ settings.load_profile("lipflow")
 def user_cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("cache") / "lipflow"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lipflow.data.network.user_cache_dir", lambda: folder)
+        patch.setattr("lipflow.data.downloads.user_cache_dir", lambda: folder)
         yield
 
 

@@ -113,7 +113,7 @@ def test_train_has_a_flag_for_every_number_of_every_choice():
         ("train --model-args depth", "depth"),
         ("train --model-args depth=3 depth=4 --out OUT", "depth is given twice"),
         ("train --resume --out OUT", "holds no run"),
-        ("certify OUT", "no trained network of that name"),
+        ("certify OUT", "no pretrained network of that name"),
         ("attack cpl-fast", "did you mean cpl-fast-cifar10?"),
         ("certify OUT --limit 0", "--limit must be at least 1, not 0"),
         ("attack OUT --limit=-3", "--limit must be at least 1, not -3"),

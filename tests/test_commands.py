@@ -280,7 +280,7 @@ ATTACK = ["attack", "RUN", "--radii", "0.5", 1, "--steps", 2, "--gallery", 0, "-
     ],
 )
 def test_an_interrupted_command_resumes(certified, words, size, owner, work, file, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("lipflow.data.network.user_cache_dir", lambda: tmp_path)
+    monkeypatch.setattr("lipflow.data.downloads.user_cache_dir", lambda: tmp_path)
     monkeypatch.setattr(f"lipflow.{size}", 10)
     words, path = [certified if word == "RUN" else word for word in words], certified / file
     assert lipflow_command(*words) == 0
@@ -301,7 +301,7 @@ def test_an_interrupted_command_resumes(certified, words, size, owner, work, fil
 
 
 def test_part_cache_finds_only_equal_work(tmp_path, monkeypatch):
-    monkeypatch.setattr("lipflow.data.network.user_cache_dir", lambda: tmp_path)
+    monkeypatch.setattr("lipflow.data.downloads.user_cache_dir", lambda: tmp_path)
     calls = []
 
     def work(x, y):
@@ -326,7 +326,7 @@ def test_part_cache_finds_only_equal_work(tmp_path, monkeypatch):
 
 def test_part_cache_works_without_a_folder_to_write_to(tmp_path, monkeypatch):
     (tmp_path / "parts").write_text("a file in the place of the folder")
-    monkeypatch.setattr("lipflow.data.network.user_cache_dir", lambda: tmp_path)
+    monkeypatch.setattr("lipflow.data.downloads.user_cache_dir", lambda: tmp_path)
     (part,) = PartCache("").run(lambda x: {"x": x}, [torch.arange(3)], 5, "")
     assert part["x"].tolist() == [0, 1, 2]
 

@@ -60,7 +60,7 @@ def test_load_takes_a_folder_a_file_and_a_name_in_runs(cwd, run_folder):
     [
         ("cpl-fast", f"did you mean {NAME}?"),
         ("frist", "did you mean first?"),
-        ("nowhere.safetensors", f"trained networks are {NAME}"),
+        ("nowhere.safetensors", f"the pretrained networks are {NAME}"),
         ("", "holds no run"),
         ("w.pt", "w.pt is not a .safetensors file"),
         ("frozen.safetensors", "use lipflow.Frozen.load"),

@@ -81,12 +81,13 @@ def save_arrays(columns: Mapping[str, Any], path: Path) -> None:
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file with `write_atomic`; raise OSError if that fails."""
+    """Write tensors of any device and layout to a safetensors file with `write_atomic`; raise OSError if that fails."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
+    dense = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
-        write_atomic(path, lambda temporary: save_file(tensors, temporary, metadata))
+        write_atomic(path, lambda temporary: save_file(dense, temporary, metadata))
     except SafetensorError as error:
         raise OSError(f"{path} cannot be written: {error}") from None
 

@@ -24,7 +24,7 @@ SMALL = {
 
 def records(layout: Layout, count: int, seed: int) -> np.ndarray:
     """Random pixels; labels 0, 1, 2, … in turn; CIFAR-100's coarse label is a decoy, never equal to the fine one."""
-    rows = np.random.default_rng(seed).integers(0, 256, (count, layout.record), dtype=np.uint8)
+    rows = np.random.default_rng(seed).integers(0, 256, (count, layout.record_bytes), dtype=np.uint8)
     rows[:, layout.label_bytes - 1] = np.arange(count) % len(layout.class_names)
     if layout.label_bytes == 2:
         rows[:, 0] = (rows[:, 1] + 1) % 20

@@ -25,7 +25,7 @@ needs_real_data = pytest.mark.skipif(
 
 @pytest.mark.parametrize(("official", "classes"), [(CIFAR10, 10), (CIFAR100, 100)], ids=["cifar10", "cifar100"])
 def test_layouts_have_the_official_sizes(official, classes):
-    assert official.record == 3072 + (1 if classes == 10 else 2)
+    assert official.record_bytes == 3072 + (1 if classes == 10 else 2)
     assert (sum(official.train.values()), sum(official.test.values())) == (50000, 10000)
     assert len(set(official.class_names)) == classes
     assert list(official.class_names) == sorted(official.class_names)
@@ -60,8 +60,8 @@ def test_load_holds_out_training_images_for_validation(layout, tmp_path):
 def test_load_rejects_damaged_folders(layout, tmp_path):
     folder = write_folder(layout, tmp_path / layout.folder)
     name, count = next(iter(layout.test.items()))
-    size, whole = count * layout.record, (folder / name).read_bytes()
-    for wrong in (0, size - 1, size - layout.record, size + layout.record):
+    size, whole = count * layout.record_bytes, (folder / name).read_bytes()
+    for wrong in (0, size - 1, size - layout.record_bytes, size + layout.record_bytes):
         (folder / name).write_bytes(bytes(wrong))
         with pytest.raises(DataError, match=rf"{name} has {wrong} bytes, not {size} .*lipflow data {layout.name}"):
             ask(layout, tmp_path)

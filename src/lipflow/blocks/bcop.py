@@ -73,8 +73,8 @@ class BlockConvolution(Parameterisation):
         taps = range(max(height, width) - 1)
         self.axes = [axis for tap in taps for axis, size in enumerate((height, width)) if tap < size - 1]
         most, least = max(self.channels), min(self.channels)
-        self.mix = nn.Parameter(orthogonal(most, least))
-        halves = [orthogonal(most, most // 2) for _ in self.axes]
+        self.mix = nn.Parameter(nn.init.orthogonal_(torch.empty(most, least)))
+        halves = [nn.init.orthogonal_(torch.empty(most, most // 2)) for _ in self.axes]
         self.halves = nn.Parameter(torch.stack(halves) if halves else torch.empty(0, most, most // 2))
 
     def kernel(self) -> Tensor:
@@ -100,7 +100,8 @@ class Orthonormal(Parameterisation):
     def __init__(self, in_features: int, out_features: int, iterations: int = ITERATIONS) -> None:
         require_positive(in_features=in_features, out_features=out_features, iterations=iterations)
         super().__init__((in_features, out_features), in_features)
-        self.weight, self.iterations = nn.Parameter(orthogonal(out_features, in_features)), iterations
+        self.weight = nn.Parameter(nn.init.orthogonal_(torch.empty(out_features, in_features)))
+        self.iterations = iterations
 
     def forward(self, x: Tensor) -> DenseOperator:
         require_flat(x.shape[1:], self.channels[0])
@@ -129,9 +130,3 @@ def bcop_conv(
 def bjorck_dense(in_features: int, out_features: int, *, iterations: int = ITERATIONS, bias: bool = True) -> Affine:
     """The dense layer of BCOP networks: a matrix orthonormalised by Björck's iteration, and a bias."""
     return Affine(Orthonormal(in_features, out_features, iterations), bias)
-
-
-def orthogonal(rows: int, columns: int) -> Tensor:
-    """A random matrix with orthonormal rows or columns."""
-    m = torch.empty(rows, columns)
-    return nn.init.orthogonal_(m) if m.numel() else m

@@ -11,9 +11,7 @@ from torch import nn
 from lipflow.blocks.affine import Bias
 from lipflow.blocks.resize import PadChannels, SpaceToDepth, TakeChannels
 from lipflow.flows import ConvWeight, DenseWeight, Exponential, Flow, ReshapedScale, Skew
-
-# The published layer convolves 12 times in evaluation and 5 times in training; the identity is one more term.
-TERMS, TRAIN_TERMS = 13, 6
+from lipflow.flows.step import TERMS, TRAIN_TERMS
 
 
 def soc_conv(

@@ -83,7 +83,7 @@ def attack(arguments: Attack) -> int:
         parts = ranks.gather(cache.run(attacked, rows, CHUNK_IMAGES, "attacking", ranks.first))
         if not ranks.first:
             return 0
-        broken = torch.cat([part["success"] for part in parts]).numpy()  # (images, radii): the label was wrong
+        broken = torch.cat([part["success"] for part in parts]).numpy()  # (images, radii): the label is wrong
         robust = {name: ~broken[:, column] for column, name in enumerate(names)}
         outcome = Outcome(settings.steps, settings.restarts, given.right, robust, None)
         print(f"wrote {save(folder, outcome, settings, certificate)}")  # before the gallery, which takes long

@@ -31,7 +31,7 @@ class PartCache:
     def __init__(self, about: str) -> None:
         import torch
 
-        from lipflow.data.network import user_cache_dir
+        from lipflow.data.downloads import user_cache_dir
 
         sha = hashlib.sha256(f"{about}, torch {torch.__version__}".encode())
         for source in sorted(Path(lipflow.__file__).parent.rglob("*.py")):

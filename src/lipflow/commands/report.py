@@ -73,7 +73,7 @@ def report(arguments: Report) -> int:
 
 
 def show(summary: "Summary") -> None:
-    """Print one table per run, with one row per radius, and one for the networks of the paper; then the remarks."""
+    """Print one table per run, with one row per radius, and one for the networks of the paper; and notes below each."""
     for entry in (*summary.entries, *summary.paper):
         columns = [("radius", "0 (clean)", *summary.epsilons, "average radius")]
         columns += [(line.title, *line.values, line.average) for line in entry.lines]
@@ -84,8 +84,8 @@ def show(summary: "Summary") -> None:
             print_table(title, rows, f"{entry.name}: {entry.about}")
         else:
             print(f"{entry.name}: {entry.about}")
-        for remark in (*entry.notes, *entry.remarks):
-            print(f"{entry.name}: {remark}")
+        for note in entry.notes:
+            print(f"{entry.name}: {note}")
 
 
 def _with_runs(folders: tuple[Path, ...]) -> tuple[Path, ...]:

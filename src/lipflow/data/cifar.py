@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from lipflow.data.dataset import DataError, Dataset, Request, Split, assemble, carve
-from lipflow.data.network import cache_dir, download
+from lipflow.data.downloads import cache_dir, download
 
 CHANNELS, SIDE = 3, 32
 PIXELS = CHANNELS * SIDE * SIDE
@@ -52,7 +52,7 @@ class Layout:
         return self.url.rsplit("/", 1)[-1]
 
     @property
-    def record(self) -> int:
+    def record_bytes(self) -> int:
         return self.label_bytes + PIXELS
 
     @property
@@ -224,10 +224,11 @@ def read_pickle_folder(layout: Layout, folder: Path) -> tuple[Split, Split]:
 
 
 def _check_size(layout: Layout, what: str, size: int, records: int) -> None:
-    if size != records * layout.record:
+    expected = records * layout.record_bytes
+    if size != expected:
         raise DataError(
-            f"{what} has {size} bytes, not {records * layout.record} ({records} records of {layout.record}), so it is "
-            f"truncated or not {layout.title}; {layout.remedy}"
+            f"{what} has {size} bytes, not {expected} ({records} records of {layout.record_bytes}), so it is truncated "
+            f"or not {layout.title}; {layout.remedy}"
         )
 
 
@@ -238,7 +239,8 @@ def _decode(layout: Layout, contents: Mapping[str, bytes], where: str) -> tuple[
         warnings.warn(message, stacklevel=2)
 
     def decode(files: Mapping[str, int]) -> Split:
-        records = np.concatenate([np.frombuffer(contents[name], np.uint8) for name in files]).reshape(-1, layout.record)
+        whole = np.concatenate([np.frombuffer(contents[name], np.uint8) for name in files])
+        records = whole.reshape(-1, layout.record_bytes)
         return _split(layout, where, records[:, layout.label_bytes :], records[:, layout.label_bytes - 1])
 
     return decode(layout.train), decode(layout.test)

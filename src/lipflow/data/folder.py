@@ -62,7 +62,7 @@ def _splits(root: Path, size: int | None) -> tuple[list[str], tuple[_Files, _Fil
     parts = [name for name in ("train", "val", "validation", "test") if (root / name).is_dir()]
     if not parts:
         names = _class_names(root)
-        whole = _list(root, names)
+        whole = _labelled_files(root, names)
         tenth = _quota(root, names, whole, None, splits=2 if size == 0 else 3)
         rest, test = whole.carve(tenth)
         train, validation = rest.carve(tenth if size is None else _quota(root, names, rest, size))
@@ -74,7 +74,7 @@ def _splits(root: Path, size: int | None) -> tuple[list[str], tuple[_Files, _Fil
             f"{root} has {found}; it needs train/ and val/ (or validation/) or test/, or class folders only"
         )
     names = _class_names(root / "train")
-    train, *others = (_list(root / part, names) for part in parts)
+    train, *others = (_labelled_files(root / part, names) for part in parts)
     if len(others) == 1:
         train, validation = train.carve(_quota(root / "train", names, train, size))
     elif size is not None:
@@ -103,7 +103,7 @@ def _class_names(folder: Path) -> list[str]:
     return names
 
 
-def _files(folder: Path) -> list[Path]:
+def _image_files(folder: Path) -> list[Path]:
     """The image files of a folder and its subfolders, in alphabetical order."""
     found = []
     for here, inner, files in os.walk(folder):
@@ -112,13 +112,13 @@ def _files(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def _list(folder: Path, names: list[str]) -> _Files:
+def _labelled_files(folder: Path, names: list[str]) -> _Files:
     if (found := _class_names(folder)) != names:
         odd = sorted(set(found) ^ set(names))[0]
         raise DataError(f"{folder} and the training split differ in the class {odd!r}; every split needs every class")
     paths, labels = [], []
     for label, name in enumerate(names):
-        files = _files(folder / name)
+        files = _image_files(folder / name)
         if not files:
             raise DataError(f"{folder / name} has no images ({', '.join(SUFFIXES)})")
         paths += files

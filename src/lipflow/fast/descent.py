@@ -126,19 +126,19 @@ class _Descend(torch.autograd.Function):
 
 
 def _forward(ctx: Any, x: Tensor, layers: Sequence[Layer], parameters: Sequence[Tensor | None]) -> Tensor:
-    maps = _runners(layers, ctx.dtype)
-    rounded = [w.op.weight for w in maps if isinstance(w, _Whole) and w.op.weight.dtype != w.full.dtype]
-    wide = maps[0].layout(x.to(ctx.dtype))
+    runners = _runners(layers, ctx.dtype)
+    rounded = [w.op.weight for w in runners if isinstance(w, _Whole) and w.op.weight.dtype != w.full.dtype]
+    wide = runners[0].layout(x.to(ctx.dtype))
     steps, ctx.wu = zip(*(layer.size() for layer in layers), strict=True)
     sizes = [torch.as_tensor(h, dtype=layers[0].op.weight.dtype, device=x.device) for h in steps]
-    parts = list(maps[0].chunks(len(wide)))
+    parts = list(runners[0].chunks(len(wide)))
     many = len(parts) > 1
     z = torch.empty_like(wide)
     # Many chunks are saved in one tensor: small ones would fragment memory.
     ys = [wide.new_empty(len(x), *layer.op.out_shape) for layer in layers] if many else []
     for part in parts:
         at, out = wide[part], z[part]
-        for i, (w, layer, h) in enumerate(zip(maps, layers, sizes, strict=True)):
+        for i, (w, layer, h) in enumerate(zip(runners, layers, sizes, strict=True)):
             y = w.narrow(at, layer.bias)
             w.widen(w.unfold(layer.sigma(y) * h), out, onto=at, sign=-1)
             at = out
@@ -151,17 +151,21 @@ def _forward(ctx: Any, x: Tensor, layers: Sequence[Layer], parameters: Sequence[
     return z
 
 
-def _backward(ctx: Any, maps: "list[Runner]", x: Tensor, saved: list[Tensor], g: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(
+    ctx: Any, runners: "list[Runner]", x: Tensor, saved: list[Tensor], g: Tensor
+) -> tuple[Tensor | None, ...]:
     layers, count = ctx.layers, len(ctx.layers)
     z, ys, sizes = (saved.pop(0) if count > 1 else x), saved[:-count], saved[-count:]
-    x, z, g = (maps[0].layout(t.to(ctx.dtype), like=x) for t in (x, z, g))
+    x, z, g = (runners[0].layout(t.to(ctx.dtype), like=x) for t in (x, z, g))
     needs_x, _, *needs = ctx.needs_input_grad
     dx = torch.empty_like(x) if needs_x else None
-    sums = [_Sums(w, layer, *needs[2 * i : 2 * i + 2]) for i, (w, layer) in enumerate(zip(maps, layers, strict=True))]
-    for part in maps[0].chunks(len(x)):
+    sums = [
+        _Sums(w, layer, *needs[2 * i : 2 * i + 2]) for i, (w, layer) in enumerate(zip(runners, layers, strict=True))
+    ]
+    for part in runners[0].chunks(len(x)):
         at, grad = z[part], g[part]  # the value after layer i, and the gradient there
         for i in reversed(range(count)):
-            w, h, total = maps[i], sizes[i], sums[i]
+            w, h, total = runners[i], sizes[i], sums[i]
             wg = w.narrow(grad)
             r, slope_wg = _with_slope(layers[i].sigma, ys[i][part], wg)
             if i or total.weight is not None:
@@ -305,7 +309,7 @@ class _Whole(ABC):
 
     @abstractmethod
     def gradient(self) -> Any:
-        """A sum of products y ⊗ x: 0."""
+        """A sum of no products y ⊗ x, to which `add_gradient` adds."""
 
     @abstractmethod
     def add_gradient(self, total: Any, y: Tensor, x: Tensor, sign: int = 1) -> None:

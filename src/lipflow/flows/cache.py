@@ -40,7 +40,7 @@ class Cache:
 
     def constant(self, compute: Callable[[], Tensor], *inputs: Tensor, key: Hashable = None) -> Tensor:
         """compute() without derivatives; cached."""
-        entry = self._entry  # read once and written at once, because other threads may do so meanwhile
+        entry = self._entry  # read once, as another thread may replace it; all parts are replaced in one assignment
         if entry is not None and entry[1] == key and _equal(entry[0], inputs):
             return entry[2]
         if not (may_store() and all(map(in_memory, inputs))):

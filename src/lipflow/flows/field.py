@@ -87,9 +87,9 @@ class ConvexPotential(Convex):
 
 
 class Potential(Convex):
-    """The field -∇f of any convex f: `gradient` is a module that computes ∇f, ∇f is `smoothness`-Lipschitz.
+    """The field -∇f of any convex f: `gradient` is a module that computes ∇f, and `smoothness` bounds its constant.
 
-    Proposition 3 of the paper. Neither that f is convex nor its smoothness is checked.
+    Proposition 3 of the paper. It is not checked that f is convex and that ∇f is `smoothness`-Lipschitz.
     """
 
     def __init__(self, gradient: nn.Module, smoothness: float) -> None:

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from lipflow.flows.field import Convex, ConvexPlusSkew, ConvexPotential, Field, Skew
-from lipflow.flows.step import ExplicitEuler, Exponential, ImplicitEuler, Midpoint, Step
+from lipflow.flows.step import TERMS, TRAIN_TERMS, ExplicitEuler, Exponential, ImplicitEuler, Midpoint, Step
 from lipflow.flows.weight import ConvWeight, DenseWeight, Weight
 from lipflow.node import Node
 from lipflow.operators.conv import Padding
@@ -94,8 +94,8 @@ def soc(
     padding_mode: str = "zeros",
     in_size: tuple[int, int] | None = None,
     h: float = 1.0,
-    terms: int = 13,
-    train_terms: int | None = 6,
+    terms: int = TERMS,
+    train_terms: int | None = TRAIN_TERMS,
 ) -> Flow:
     """The skew orthogonal layer Σ_{j<k} (hA)ʲ/j! · x: dense, or convolutional with a `kernel_size`.
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lipflow.flows.cache import Cache
-from lipflow.flows.weight import WARM_UP, Weight, track_top_vector
+from lipflow.flows.weight import WARM_UP_ITERATIONS, Weight, track_top_vector
 from lipflow.operators import DenseOperator, LinearOperator, norm_estimate
 from lipflow.operators.norm import norm, power_iteration, start_vector
 from lipflow.torch_state import storing
@@ -58,7 +58,7 @@ class ReshapedScale(Scale):
         matrices = reshapings(kernel.detach())
         for i, matrix in enumerate(matrices):
             start = start_vector((matrix.shape[1],), matrix)
-            self.register_buffer(f"u{i}", power_iteration(DenseOperator(matrix), start, WARM_UP))
+            self.register_buffer(f"u{i}", power_iteration(DenseOperator(matrix), start, WARM_UP_ITERATIONS))
         self.caches = [Cache() for _ in matrices]
 
     def forward(self, op: LinearOperator, weight: Weight) -> Tensor:
@@ -66,7 +66,7 @@ class ReshapedScale(Scale):
         for i, matrix in enumerate(map(DenseOperator, reshapings(op.weight))):
             buffer = self.get_buffer(f"u{i}")
             u = track_top_vector(
-                matrix, buffer.clone(), self.caches[i], partial(_keep, buffer) if self.training else None
+                matrix, buffer.clone(), self.caches[i], partial(_store, buffer) if self.training else None
             )
             estimates.append(norm_estimate(matrix, u, 0))
         return self.factor / _positive(torch.stack(estimates).amin())
@@ -109,7 +109,7 @@ def frobenius_norm(weight: Tensor) -> Tensor:
     return norm(torch.linalg.vector_norm(weight.flatten(1), dim=1))
 
 
-def _keep(buffer: Tensor, u: Tensor) -> Tensor:
+def _store(buffer: Tensor, u: Tensor) -> Tensor:
     with storing():
         buffer.copy_(u)
     return u

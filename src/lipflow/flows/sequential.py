@@ -111,7 +111,7 @@ def iterate(layers: Sequence[nn.Module]) -> Vectors:
     weights = [field.weight for field, step in parts if step.h is None]
     weights = [w for w in weights if w.training and w.u.numel()]
     found = joint_power_iteration([w.operator(None) for w in weights], [w.u for w in weights])
-    return {id(w): w.keep(u) for w, u in zip(weights, found, strict=True)}
+    return {id(w): w.store(u) for w, u in zip(weights, found, strict=True)}
 
 
 def recomputed(chain: nn.Module, layers: Sequence[nn.Module], x: Tensor, vectors: Vectors) -> Tensor:

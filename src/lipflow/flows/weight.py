@@ -15,7 +15,7 @@ from lipflow.operators.norm import norm, power_iteration, start_vector, top_sing
 from lipflow.shapes import Shape, require_flat, require_images, require_positive
 from lipflow.torch_state import may_store, storing
 
-WARM_UP = 10  # power iterations for a new vector, so that training starts near the norm
+WARM_UP_ITERATIONS = 10  # for a new vector, so that training starts near the norm
 
 
 class Weight(nn.Module, ABC):
@@ -55,9 +55,9 @@ class Weight(nn.Module, ABC):
 
     def top_vector(self, op: LinearOperator, iterations: int = 1) -> Tensor:
         """A unit vector u with ‖Wu‖ close to ‖W‖. Training stores it for the next step."""
-        return track_top_vector(op, self._vector(op), self.cache, self.keep if self.training else None, iterations)
+        return track_top_vector(op, self._vector(op), self.cache, self.store if self.training else None, iterations)
 
-    def keep(self, u: Tensor) -> Tensor:
+    def store(self, u: Tensor) -> Tensor:
         """Store u, and return it."""
         with storing():
             if self.u.shape == u.shape:
@@ -101,20 +101,20 @@ class Weight(nn.Module, ABC):
         return self.u.clone() if self._has_vector_for(op) else self._new_vector(op)
 
     def _new_vector(self, op: LinearOperator) -> Tensor:
-        return power_iteration(op, start_vector(op.in_shape, self.weight), WARM_UP)
+        return power_iteration(op, start_vector(op.in_shape, self.weight), WARM_UP_ITERATIONS)
 
 
 def track_top_vector(
-    op: LinearOperator, u: Tensor, cache: Cache, keep: Callable[[Tensor], Tensor] | None, iterations: int = 1
+    op: LinearOperator, u: Tensor, cache: Cache, store: Callable[[Tensor], Tensor] | None, iterations: int = 1
 ) -> Tensor:
     """A unit vector u with ‖Wu‖ close to ‖W‖: the paper's Algorithm 1.
 
-    Training makes some power iterations from the last u and passes the result to `keep`. In evaluation, where `keep` is
-    None, the paper makes 100. Lanczos' method is more accurate with as many products; its result is cached until W
+    Training makes some power iterations from the last u and passes the result to `store`. In evaluation, where `store`
+    is None, the paper makes 100. Lanczos' method is more accurate with as many products; its result is cached until W
     changes.
     """
-    if keep is not None:
-        return keep(power_iteration(op, u, iterations)) if may_store() else u
+    if store is not None:
+        return store(power_iteration(op, u, iterations)) if may_store() else u
     if torch.compiler.is_compiling():  # a compiled graph cannot compare weights: use the last vector
         return u if cache.value is None else cache.value
     found = cache.constant(lambda: top_singular_vector(op, u), op.weight, key=op.in_shape)

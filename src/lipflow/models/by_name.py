@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from lipflow.models.cpl import SIZES, cpl
 from lipflow.models.fast import cpl_fast
-from lipflow.models.kwlarge import SIZES as KW
+from lipflow.models.kwlarge import VARIANTS as KW
 from lipflow.models.kwlarge import kwlarge
-from lipflow.models.lipconvnet import SIZES as SOC
+from lipflow.models.lipconvnet import VARIANTS as SOC
 from lipflow.models.lipconvnet import lipconvnet
 from lipflow.models.network import Network
 from lipflow.shapes import Shape, shape_of

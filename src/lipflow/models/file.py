@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from lipflow.files import read_tensors, save_tensors
 from lipflow.models.by_name import build
@@ -28,9 +27,7 @@ def save(network: Network, path: Path | str) -> None:
         "in_shape": list(network.in_shape),
         "sizes": network.model_args,
     }
-    tensors = {name: plain(tensor) for name, tensor in network.state_dict().items()}
-    metadata = {"lipflow": json.dumps(spec, sort_keys=True)}
-    save_tensors(tensors, Path(path), metadata)
+    save_tensors(network.state_dict(), Path(path), {"lipflow": json.dumps(spec, sort_keys=True)})
 
 
 def read(path: Path | str) -> Network:
@@ -50,8 +47,3 @@ def read(path: Path | str) -> Network:
     except (ValueError, TypeError, RuntimeError) as error:
         raise ValueError(f"{path} cannot be loaded: {' '.join(str(error).split())}") from error
     return network.eval()
-
-
-def plain(tensor: Tensor) -> Tensor:
-    """A contiguous copy on the CPU, as safetensors needs it."""
-    return tensor.detach().to("cpu").contiguous()

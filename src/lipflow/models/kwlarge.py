@@ -81,7 +81,7 @@ def kwlarge(
     return Network(stages, in_shape)
 
 
-SIZES: dict[str, dict[str, int | str | float]] = {
+VARIANTS: dict[str, dict[str, int | str | float]] = {
     "cayley-kw3": dict(family="cayley", channels=96, hidden=1536),
     "bcop-large": dict(family="bcop", mean=0.0),  # BCOP was trained on pixels as they are
 }

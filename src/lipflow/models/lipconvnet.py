@@ -12,8 +12,9 @@ from torch import nn
 
 from lipflow.blocks import Householder, LastLayerNormalization, MaxMin, Normalize, Truncate
 from lipflow.blocks.normalize import Values
-from lipflow.blocks.soc import TERMS, TRAIN_TERMS, soc_conv, soc_dense
+from lipflow.blocks.soc import soc_conv, soc_dense
 from lipflow.flows import Sequential
+from lipflow.flows.step import TERMS, TRAIN_TERMS
 from lipflow.models.network import Network
 from lipflow.shapes import require_positive
 
@@ -63,7 +64,7 @@ def lipconvnet(
     return Network(by_name, in_shape)
 
 
-SIZES: dict[str, dict[str, int | str | bool]] = {
+VARIANTS: dict[str, dict[str, int | str | bool]] = {
     "soc-10": dict(block=2),
     "soc-20": dict(block=4),
     "soc+-10": dict(block=2, activation="householder", lln=True),

@@ -41,8 +41,8 @@ def _found(run: Path) -> Path:
     known = [*NAMES, *(path.name for path in Path("runs").glob("*") if path.is_dir())]
     longer = [name for name in known if name.startswith(str(run))]
     near = longer or difflib.get_close_matches(str(run), known, 1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"trained networks are {', '.join(NAMES)}"
-    raise ValueError(f"there is no folder {run}, here or in runs/, and no trained network of that name; {hint}")
+    hint = f"did you mean {near[0]}?" if near else f"the pretrained networks are {', '.join(NAMES)}"
+    raise ValueError(f"there is no folder {run}, here or in runs/, and no pretrained network of that name; {hint}")
 
 
 def folder_of(run: Path) -> Path:

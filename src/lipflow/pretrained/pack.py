@@ -2,7 +2,8 @@
 
     python -m lipflow.pretrained.pack runs/best cpl-fast-cifar10
 
-Weights are rounded to bfloat16, which halves the file. Paths and the machine's name are removed from run.json.
+Weights are rounded to bfloat16, which halves the file. Paths and the description of the machine are removed from
+run.json.
 """
 
 import sys

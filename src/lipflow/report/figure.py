@@ -55,11 +55,11 @@ def accuracy(runs: Sequence[RunResults], summary: Summary) -> "Figure | None":
             x = np.minimum([0.0, *right, np.inf], 2 * reach)  # the axis ends at `reach`
             y = 100 * np.maximum(len(right) - np.arange(len(x)), 0) / max(1, len(certificate.truth))
             last = [int(np.searchsorted(x, float(parse_radius(eps)), side="right")) - 1 for eps in summary.epsilons]
-            label, marks = f"{plain(run.name)}, certified", {"marker": mark, "markevery": sorted(set(last))}
+            label, marks = f"{escape(run.name)}, certified", {"marker": mark, "markevery": sorted(set(last))}
             axes.step(x, y, where="post", color=colour, label=label, markersize=4.5, **marks)
         if points := attacked(run):
             of = f", first {run.part} images" if run.part else ""
-            label = f"{plain(run.name)}, under attack{of}"
+            label = f"{escape(run.name)}, under attack{of}"
             _plot_points(axes, points, "--", marker=mark, color=colour, markerfacecolor="white", label=label)
     for i, (title, points) in enumerate(paper(runs)):
         _plot_points(axes, points, ":", marker="x+12"[i % 4], color=GREY, label=f"the paper's {title}")
@@ -80,7 +80,7 @@ def radii(runs: Sequence[RunResults], summary: Summary) -> "Figure | None":
         right, wrong = (100 * counts / max(1, len(certificate.truth)) for counts in histogram(certificate, reach))
         axes.bar(edges, right, width * 0.9, align="edge", color=_colour(i))
         axes.bar(edges, wrong, width * 0.9, bottom=right, align="edge", fill=False, edgecolor=_colour(i))
-        axes.set(title=plain(run.name), xlabel="certified radius", ylabel="images (%)", xlim=(0, reach))
+        axes.set(title=escape(run.name), xlabel="certified radius", ylabel="images (%)", xlim=(0, reach))
     return figure
 
 
@@ -92,7 +92,7 @@ def training(runs: Sequence[RunResults]) -> "Figure | None":
     logarithmic = all(loss >= 0 for run in runs for _, loss in smooth(run.losses))
     for i, run in enumerate(runs):
         points = [(step, loss) for step, loss in smooth(run.losses) if loss > 0 or not logarithmic]
-        losses.plot([x for x, _ in points], [y for _, y in points], color=_colour(i), label=plain(run.name))
+        losses.plot([x for x, _ in points], [y for _, y in points], color=_colour(i), label=escape(run.name))
         validated = [e for e in run.epochs if e.clean is not None]
         x = [e.number for e in validated]
         mark = _mark(i) if len(x) < 4 else ""
@@ -106,7 +106,7 @@ def training(runs: Sequence[RunResults]) -> "Figure | None":
     return figure
 
 
-def plain(text: str) -> str:
+def escape(text: str) -> str:
     """Escape a name for matplotlib, which reads $…$ as mathematics and hides a label that begins with _."""
     safe = text.replace("$", r"\$")
     return f"\u2009{safe}" if safe.startswith("_") else safe

@@ -128,7 +128,7 @@ def _group(entry: Entry, tone: str, columns: int) -> str:
 
 def _remarks(summary: Summary) -> str:
     items = "".join(
-        f"<li><b>{escape(entry.name)}</b>: {escape('; '.join((*entry.notes, *entry.remarks)))}</li>"
+        f"<li><b>{escape(entry.name)}</b>: {escape('; '.join(entry.notes))}</li>"
         for entry in (*summary.entries, *summary.paper)
     )
     return f'<ul class="remarks">{items}</ul>'

@@ -45,7 +45,8 @@ class Entry:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return tuple(f"{line.title}: {line.note}" for line in self.lines if line.note)
+        """The notes of all lines, and the remarks."""
+        return (*(f"{line.title}: {line.note}" for line in self.lines if line.note), *self.remarks)
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def markdown(summary: Summary, contradictions: Sequence[str] = ()) -> str:
             lines.append(f"| {name} | {escape(line.title)} | {' | '.join((*line.values, line.average))} |")
     lines.append("")
     for entry in (*summary.entries, *summary.paper):
-        about = "; ".join((entry.about, *entry.notes, *entry.remarks))
+        about = "; ".join((entry.about, *entry.notes))
         lines.append(f"- **{escape(entry.name)}**: {escape(about)}")
     return "\n".join(lines) + "\n"
 

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from lipflow.files import read_tensors, save_tensors, sha256, write_text
-from lipflow.models.file import plain
 
 KEPT_CHECKPOINTS = 2
 
@@ -44,9 +43,7 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         path, digest = self._paths(checkpoint.step)
         digest.unlink(missing_ok=True)  # of an earlier file of this step, which is replaced now
-        tensors = {name: plain(tensor) for name, tensor in checkpoint.tensors.items()}
-        metadata = {"lipflow": json.dumps({"numbers": checkpoint.numbers})}
-        save_tensors(tensors, path, metadata)
+        save_tensors(checkpoint.tensors, path, {"lipflow": json.dumps({"numbers": checkpoint.numbers})})
         write_text(digest, f"{sha256(path)}  {path.name}\n")
         for step in self.steps()[KEPT_CHECKPOINTS:]:
             self._remove(step)

@@ -191,7 +191,7 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
 
 @contextmanager
 def threads(number: int) -> Iterator[None]:
-    """A context with this number of CPU threads; 0 does not change it."""
+    """A context with this number of CPU threads; 0 keeps the current number."""
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
     try:

@@ -16,7 +16,7 @@ from lipflow.certificate import CHUNK_IMAGES, certify
 from lipflow.data import Split, to_unit
 from lipflow.frozen import freeze
 from lipflow.graph import fold, lower
-from lipflow.losses import radii as certified_radii
+from lipflow.losses import radii as estimated_radii
 from lipflow.models import Network
 from lipflow.operators import LinearOperator, norm_estimate
 from lipflow.primitives import Descent
@@ -55,7 +55,7 @@ def estimate(network: Network, split: Split, radii: Sequence[str], batch_size: i
     counts = torch.zeros(len(thresholds))
     for batch in ranks.share(torch.arange(len(split))).split(batch_size):
         x, y = to_unit(split.images[batch].to(ranks.device)), split.labels[batch].to(ranks.device)
-        counts += (certified_radii(network(x), y, pairs)[:, None] > thresholds).sum(0).cpu()
+        counts += (estimated_radii(network(x), y, pairs)[:, None] > thresholds).sum(0).cpu()
     network.train(training)
     return _accuracy(counts, split, radii, ranks)
 

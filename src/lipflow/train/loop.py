@@ -61,7 +61,7 @@ def train(run: Run, resume: bool = False) -> Result:
             steps = budget.measure(began) if budget else run.recipe.epochs * learner.steps_per_epoch
             splits: tuple[SplitName, ...] = ("train", "validation", "test") if ranks.first else ()
             digests = {split: data.digest(split) for split in splits}
-            record = Record(run, Plan.of(steps), environment(ranks), None, digests, data.class_names)
+            record = Record(run, Plan.of(steps), environment(ranks), data_sha256=digests, class_names=data.class_names)
         else:
             _require_same_images(stored, data)
             record = stored

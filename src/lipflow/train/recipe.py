@@ -125,8 +125,8 @@ class Recipe:
     def vary(self, **flat: Any) -> "Recipe":
         """This recipe with other values of flags: `vary(loss="cross-entropy", lr=0.1)`.
 
-        A new optimiser, schedule or loss keeps the numbers that the old one has too. Raise on a number that none of the
-        new recipe's choices has.
+        A new optimiser, schedule or loss keeps the numbers that the old one has too. Raise on a name that is no flag of
+        the new recipe, such as the margin of another loss.
         """
         changes: dict[str, Any] = {name: value for name, value in flat.items() if name in _OWN}
         for name in CHOICES:

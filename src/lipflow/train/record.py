@@ -58,7 +58,7 @@ class Record:
         path = folder / "run.json"
         try:
             values = json.loads(path.read_text())
-            run = from_json("run", values["run"], Run)
+            run = Run.from_json(values["run"])
             plan = Plan.of(values.get("plan", values["steps"]))
             environment = from_json("environment", values["environment"], dict)
             digests = from_json("data_sha256", values.get("data_sha256", {}), dict)

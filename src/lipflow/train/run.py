@@ -57,7 +57,7 @@ class Run:
     image_size: int | None = None
     """The side that images of --data folder are resized to."""
     validation_images: int | None = None
-    """Training images that are held out for validation (None: 300 of digits, 5000 of CIFAR, a tenth)."""
+    """Training images that are held out for validation (None: 300 of digits, 5000 of CIFAR, a tenth of a folder)."""
     model_args: ModelArgs = field(default_factory=dict)
     """Arguments of the model that differ from its defaults, such as depth=4 channels=16."""
     out: Path | None = None

@@ -36,8 +36,8 @@ class State:
     best: float = -1.0  # the greatest validation score so far
     best_epoch: int = 0
     validation: Accuracy | None = None  # the latest
-    seconds: float = 0.0  # of the training steps, summed over the interruptions of the run
-    elapsed: float = 0.0  # since the start, likewise
+    seconds: float = 0.0  # of the training steps, before and after interruptions
+    elapsed: float = 0.0  # since the start, without the time between an interruption and its resumption
     validation_seconds: float | None = None  # of the latest validation
     log_bytes: int = 0  # the length of log.jsonl
 

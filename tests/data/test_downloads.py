@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lipflow.data import DataError, cifar, fetch, load
-from lipflow.data.network import cache_dir, download
+from lipflow.data.downloads import cache_dir, download
 from tests.server import serve
 
 CONTENT = b"some bytes" * 100_000
