@@ -17,10 +17,11 @@ from lipflow.flows.weight import ConvWeight, DenseWeight, Weight
 
 
 class Layer(NamedTuple):
-    """How to make a layer, and the shape of one input."""
+    """How to make a layer, the shape of one input, and the Lipschitz constant that it promises, or None."""
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
+    lipschitz: float | None = 1.0
     solved: bool = True  # an implicit layer cut short has the derivatives of the exact map, not its own
 
 
@@ -57,7 +58,7 @@ LAYERS: dict[str, Layer] = {
     "cpl dense, tanh": Layer(lambda: lipflow.cpl_dense(6, 4, sigma="tanh"), (6,)),
     "cpl dense, softplus": Layer(lambda: lipflow.cpl_dense(6, 4, sigma="softplus"), (6,)),
     "cpl dense, sigmoid": Layer(lambda: lipflow.cpl_dense(6, 4, sigma="sigmoid"), (6,)),
-    "cpl dense, relaxed": Layer(lambda: lipflow.cpl_dense(6, 9, h=1.5), (6,)),
+    "cpl dense, relaxed": Layer(lambda: lipflow.cpl_dense(6, 9, h=1.5), (6,), None),
     "cpl conv": Layer(lambda: lipflow.cpl_conv(3, 4), (3, 5, 7)),
     "cpl conv, circular": Layer(lambda: lipflow.cpl_conv(3, 4, padding_mode="circular"), (3, 4, 5)),
     "cpl conv, even kernel": Layer(lambda: lipflow.cpl_conv(2, 3, (2, 4)), (2, 5, 6)),
@@ -72,9 +73,9 @@ LAYERS: dict[str, Layer] = {
     "cayley conv": Layer(lambda: lipflow.cayley(3, 3), (3, 5, 4)),
     "implicit, skew": Layer(lambda: Flow(skew(5), ImplicitEuler(2.0)), (5,)),
     "implicit, skew conv": Layer(lambda: Flow(skew_conv(2, padding_mode="circular"), ImplicitEuler(2.0)), (2, 5, 4)),
-    "soc dense": Layer(lambda: lipflow.soc(6, terms=6, h=3.0), (6,)),
+    "soc dense": Layer(lambda: lipflow.soc(6, terms=6, h=3.0), (6,), None),
     "soc conv": Layer(lambda: lipflow.soc(4, 3), (4, 5, 4)),
-    "soc conv, grouped": Layer(lambda: Flow(skew_conv(4, groups=2), Exponential(2.0, terms=8)), (4, 4, 5)),
+    "soc conv, grouped": Layer(lambda: Flow(skew_conv(4, groups=2), Exponential(2.0, terms=8)), (4, 4, 5), None),
     "soc, scaled": Layer(lambda: Flow(scaled_skew(), Exponential(1.0, terms=13)), (4, 3, 4)),
     "soc, wider": Layer(lambda: lipflow.soc_conv(2, 4), (2, 4, 3)),
     "soc, narrower, strided": Layer(lambda: lipflow.soc_conv(1, 2, stride=2), (1, 4, 6)),
@@ -97,7 +98,7 @@ LAYERS: dict[str, Layer] = {
         lambda: lipflow.spectral_conv(2, 4, stride=2, padding=1, groups=2, padding_mode="circular"), (2, 4, 6)
     ),
     "reshaped normalization": Layer(lambda: lipflow.reshaped_conv(2, 3, (3, 2), bias=False), (2, 4, 3)),
-    "explicit, skew": Layer(lambda: Flow(skew(5), ExplicitEuler(1.0, expand=True)), (5,)),
+    "explicit, skew": Layer(lambda: Flow(skew(5), ExplicitEuler(1.0, expand=True)), (5,), None),
     "split": Layer(lambda: Flow(ConvexPlusSkew(potential(), skew(6)), Split(ExplicitEuler(), Midpoint())), (6,)),
     "split, implicit": Layer(
         lambda: Flow(ConvexPlusSkew(conv_potential(), skew_conv(3)), Split(ImplicitEuler(), Exponential())), (3, 4, 5)
@@ -123,12 +124,12 @@ LAYERS: dict[str, Layer] = {
     ),
     "mirrored twice": Layer(lambda: blocks.FlipAverage(blocks.FlipAverage(lipflow.cpl_conv(1, 3))), (1, 2, 3)),
     "center": Layer(lambda: blocks.Normalize([0.1, 0.2, 0.3]), (3, 3, 4)),
-    "center and scale": Layer(lambda: blocks.Normalize([0.1, 0.2], [0.5, 0.25]), (2, 3, 4)),
+    "center and scale": Layer(lambda: blocks.Normalize([0.1, 0.2], [0.5, 0.25]), (2, 3, 4), 4.0),
     "truncate": Layer(lambda: blocks.Truncate(4), (7,)),
-    "last-layer normalization": Layer(lambda: blocks.LastLayerNormalization(7, 4), (7,)),
-    "torch linear": Layer(lambda: nn.Linear(6, 4), (6,)),
-    "torch conv": Layer(lambda: nn.Conv2d(2, 3, 3, stride=2, padding=1), (2, 5, 6)),
-    "torch max pooling, overlapping": Layer(lambda: nn.MaxPool2d(3, stride=1), (2, 5, 5)),
+    "last-layer normalization": Layer(lambda: blocks.LastLayerNormalization(7, 4), (7,), None),
+    "torch linear": Layer(lambda: nn.Linear(6, 4), (6,), None),
+    "torch conv": Layer(lambda: nn.Conv2d(2, 3, 3, stride=2, padding=1), (2, 5, 6), None),
+    "torch max pooling, overlapping": Layer(lambda: nn.MaxPool2d(3, stride=1), (2, 5, 5), 3.0),
     "torch average pooling, overlapping": Layer(lambda: nn.AvgPool2d(3, stride=2, padding=1), (2, 5, 6)),
     "a chain": Layer(
         lambda: nn.Sequential(
@@ -149,7 +150,7 @@ NETWORKS: dict[str, tuple[str, int, dict[str, object]]] = {
 }
 for title, (name, size, options) in NETWORKS.items():
     shape = (1, size, size)
-    LAYERS[title] = Layer(partial(lipflow.build, name, classes=3, in_shape=shape, **options), shape)
+    LAYERS[title] = Layer(partial(lipflow.build, name, classes=3, in_shape=shape, **options), shape, None)
 
 
 # Layers that freeze refuses, and words of the error.
@@ -191,6 +192,11 @@ def inputs(name: str, count: int, seed: int = 0) -> Tensor:
 
 
 # The laws: those of lipflow.testing, and those of layers that learn
+
+
+def bound_is_promised(name: str) -> None:
+    for trained in (False, True):
+        testing.bound_is_at_most(make(name, trained=trained), LAYERS[name].shape, LAYERS[name].lipschitz)
 
 
 def jacobian_within_bound(name: str) -> None:
@@ -260,6 +266,7 @@ def training_is_finite(name: str) -> None:
 
 
 LAWS: list[Callable[[str], None]] = [
+    bound_is_promised,
     jacobian_within_bound,
     pairs_never_stretched,
     gradients_are_right,

@@ -57,8 +57,28 @@ def test_accuracy_counts_right_and_certified_labels():
     assert certificates.accuracy(truth) == 0.75  # a tie has a label but no radius
     assert certificates.accuracy(truth, 0) == 0.5
     assert certificates.accuracy(truth, "1/2") == 0.25
-    with pytest.raises(ValueError, match=r"one label per image, of shape \(4,\), not \(1,\)"):
-        certificates.accuracy(truth[:1])
+    assert certificates.accuracy(truth.numpy()) == certificates.accuracy([0, 0, 0, 0]) == 0.75
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0], r"one integer label for each of 2 images, not torch.int64 \(1,\)"),
+        ([0.0, 1.0], r"one integer label for each of 2 images, not torch.float32 \(2,\)"),
+        ([0, 3], "labels are from 0 to 2; one is 3"),
+        ([-1, 0], "labels are from 0 to 2; one is -1"),
+    ],
+)
+def test_accuracy_and_save_refuse_labels_that_are_no_classes(labels, message, tmp_path):
+    frozen, x = lipflow.freeze(torch.nn.Linear(4, 3), (4,)), torch.rand(2, 4)
+    certificates = lipflow.certify(frozen, x)
+    with pytest.raises(ValueError, match=message):
+        certificates.accuracy(labels)
+    with pytest.raises(ValueError, match=message):
+        certificate.save(tmp_path, frozen, certificates, x, labels)
+    with pytest.raises(ValueError, match="2 certificates of 1 images"):
+        certificate.save(tmp_path, frozen, certificates, x[:1], certificates.label)
+    assert not list(tmp_path.iterdir())
 
 
 def test_certified_is_exact_at_the_boundary():
@@ -82,7 +102,7 @@ def test_bytes_and_floats_have_the_same_radii(domain):
     ("value", "hint"),
     [
         (156.0, r"contain 156.0 \(divide them by 255, or"),
-        (-0.5, r"contain -0.5 \(normalise inside"),
+        (-0.5, r"contain -0.5 \(normalize inside"),
         (1 + 2**-20, r"contain 1.0000009536743164 \(clamp them"),
         (math.nan, "contain nan$"),
     ],

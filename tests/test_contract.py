@@ -52,11 +52,15 @@ class OnlyFloat64(nn.Module):
 
 @pytest.mark.parametrize(
     ("layer", "words"),
-    [(Detached(), "with respect to its input"), (OnlyFloat64(), "gives torch.float64 for float32 inputs")],
+    [
+        (nn.Linear(6, 60), "L = .* as derived, above 1; does the layer need a `lower`"),
+        (Detached(), "with respect to its input"),
+        (OnlyFloat64(), "gives torch.float64 for float32 inputs"),
+    ],
 )
 def test_check_layer_says_which_law_is_broken(layer, words):
     with pytest.raises(AssertionError, match=words):
-        testing.check_layer(layer, (6,))
+        testing.check_layer(layer, (6,), lipschitz=1.0)
 
 
 # L, the greatest bound of a pair with the first class, and E of trained layers, as once computed.

@@ -201,7 +201,7 @@ def verify_norm(w, claim, name):
     twist, taps = [t for _, t in claim["torus"]], math.prod(weight.shape[2:])
     for kernel in kernels:
         magnitude = sqrt_up(square_sum(np.abs(kernel).sum((2, 3)))) / (1 - gamma(taps))
-        error = 2 * (gamma(taps) + 16 * U) * magnitude + weight.size * taps * TINY
+        error = 2 * (gamma(taps) + 16 * U) * magnitude + 2 * weight.size * taps * TINY
         rest = norm / sqrt_up(Fraction(tori[0][2] * tori[1][2])) - error
         require(rest > 0, f"{name}: the claimed norm is below the rounding error of its symbol")
         ceiling, (out, grouped, height, width) = rest**2 * tori[0][1] * tori[1][1], kernel.shape

@@ -25,19 +25,22 @@ from lipflow.frozen import freeze
 from lipflow.shapes import Shape, shape_of
 
 ROUNDING = 1e-11  # relative, of float64 Jacobians and norms of a few hundred entries
+ESTIMATE_ERROR = 0.01  # relative, of a bound: live layers contain estimates of norms, from below
 MAX_NORM = 20.0  # of an input
 
 
-def check_layer(layer: nn.Module, in_shape: Shape, certified: bool = True) -> None:
+def check_layer(layer: nn.Module, in_shape: Shape, certified: bool = True, lipschitz: float | None = None) -> None:
     """Raise an AssertionError if a layer breaks a law, and a LoweringError if it cannot be lowered.
 
     The laws: its Jacobians, and the ratio of distances for pairs of inputs, are at most the bound of
     `lipflow.lipschitz_bound`; its derivatives are right; the batch size and the memory layout do not change its result.
     With `certified`, it can also be frozen, saved and checked, and no attack succeeds within a certified radius.
+    With `lipschitz`, that bound is at most this constant, such as 1, up to 1% for estimated norms.
     """
     shape = shape_of(in_shape)
     layer = copy.deepcopy(layer).double().eval()
     layer(inputs(shape, 1))  # layers that learn their input size from the first batch
+    bound_is_at_most(layer, shape, lipschitz)
     jacobian_within_bound(layer, shape)
     pairs_never_stretched(layer, shape)
     gradients_are_right(layer, shape)
@@ -50,6 +53,13 @@ def inputs(shape: Shape, count: int, seed: int = 0) -> Tensor:
     """Random inputs of norm at most MAX_NORM."""
     generator = torch.Generator().manual_seed(seed)
     return _inside(torch.randn(count, *shape, generator=generator, dtype=torch.float64))
+
+
+def bound_is_at_most(layer: nn.Module, shape: Shape, lipschitz: float | None) -> None:
+    """The derived L is at most a constant, if one is given."""
+    bound = lipschitz_bound(layer, shape)
+    within = lipschitz is None or bound.lipschitz <= lipschitz * (1 + ESTIMATE_ERROR)
+    assert within, f"L = {bound.lipschitz:.4g} as derived, above {lipschitz:g}; does the layer need a `lower`?"
 
 
 def jacobian_within_bound(layer: nn.Module, shape: Shape) -> None:

@@ -47,6 +47,11 @@ def failing(error):
     return function
 
 
+class Nothing(Halved):
+    def lower(self, x):
+        pass
+
+
 class Endless(Halved):
     def lower(self, x):
         return declared(x, "Endless", self, lambda norm: 0.5)
@@ -67,7 +72,8 @@ OF_VECTORS = {
     "leak, torch.tensor(x)": (lambda x: torch.tensor(x) * 2, ""),
     "leak, numpy": (lambda x: torch.from_numpy(x.numpy() * 2), ""),
     "leak, tolist": (lambda x: torch.tensor(x.tolist()), ""),
-    "leak, item": (lambda x: x * x[0, 0].item(), ""),
+    "leak, item": (lambda x: x * x[0, 0].item(), r"\.item\(\), float\(\) or a condition"),
+    "leak, item of a mean": (lambda x: x * x.mean().item(), r"\.item\(\), float\(\) or a condition"),
     "leak, a condition": (lambda x: x if x.max() > 0 else 2 * x, ""),
     "leak, a comparison": (lambda x: x if (x > 0).all() else 2 * x, ""),
     "leak, ==": (lambda x: x * (x == 3), ""),
@@ -95,7 +101,7 @@ OF_VECTORS = {
     "argument, in place": (lambda x: x[:, :1].clone().add_(x), "another shape than its target"),
     "argument, dropout": (lambda x: F.dropout(x), "random in training"),
     "argument, batch": (lambda x: F.batch_norm(x, x.new_zeros(4), x.new_ones(4), training=True), "its batch"),
-    "argument, hardtanh": (lambda x: F.hardtanh(x, -2.0, 2.0), r"not for \[-2.0, 2.0\]"),
+    "argument, hardtanh": (lambda x: F.hardtanh(x, -2.0, 2.0), r"not for \[-2.0, 2.0\]; use torch.minimum"),
     "argument, float16": (lambda x: x.to(torch.float16) + 1, "float16"),
     "no bound, layer norm": (nn.LayerNorm(4), r"^F\.layer_norm \(in function; .*\): .*use BatchNorm"),
     "no bound, gelu": (nn.GELU(), r"^F\.gelu \(in function; .*\): .*lipflow\.blocks\.MaxMin"),
@@ -109,6 +115,7 @@ OF_VECTORS = {
     "user, TypeError": (failing(TypeError), ITS_OWN_WORDS),
     "user, KeyError": (failing(KeyError), ITS_OWN_WORDS),
     "user, lower runs itself": (Endless(), "runs itself"),
+    "user, lower of nothing": (Nothing(), "`lower` of Nothing returns a NoneType, and not a node"),
     "user, two outputs": (lambda x: (x, x), "returns a tuple"),
     "user, constant": (lambda x: torch.ones(2, 4), "does not depend on its input"),
     "user, lazy": (nn.LazyLinear(3), "run it on one batch first"),

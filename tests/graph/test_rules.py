@@ -1,5 +1,6 @@
 """Rules: a function of nodes computes what it computes of tensors, and its bound is not below its Jacobians."""
 
+import functools
 import math
 from collections import Counter
 
@@ -15,6 +16,7 @@ from lipflow.graph.address import move
 from lipflow.graph.graph import Builder
 from lipflow.graph.table import COPIES, FACTORIES, IN_PLACE, INSTEAD, RULES, VIEWS
 from lipflow.node import Node
+from lipflow.operators.multiplier import multiply
 from tests.soundness.graphs import Calls
 
 IMAGES = (4, 6, 6)
@@ -179,7 +181,9 @@ FUNCTIONS = {
     "views, a view of a view changes": change_a_view_of_a_view,
     "views, the input changes": change_the_input,
     "clone": lambda x: x.clone().detach().contiguous().double() * 2,
-    "shapes": lambda x: x * (x.shape[1] + x.size(2) + x.ndim + x.numel() // len(x)),
+    "to": lambda x: x.to(torch.float64) * 2,
+    "shapes": lambda x: x * (x.shape[1] + x.size(2) + x.ndim + x.numel() // len(x) + x.stride(1)),
+    "multiply in the frequency domain": lambda x: multiply(torch.complex(*constant(2, 1, 6, 4, 3, 4)), x),
 }
 
 
@@ -226,4 +230,26 @@ def test_addresses_tell_moves_from_computations(function):
 
 def test_every_function_is_in_one_table():
     counts = Counter(f for table in (RULES, IN_PLACE, VIEWS, COPIES, FACTORIES, INSTEAD) for f in set(table))
-    assert [function for function, count in counts.items() if count > 1] == []
+    twice = [function for function, count in counts.items() if count > 1]
+    assert not twice, f"{twice} are in two tables of graph/table.py; a function with a rule is not in _INSTEAD"
+
+
+def test_every_rule_has_a_case(monkeypatch):
+    unused = set()
+
+    def recorded(rule):
+        @functools.wraps(rule)
+        def wrapper(*args, **kwargs):
+            unused.discard(rule.__name__)
+            return rule(*args, **kwargs)
+
+        return wrapper
+
+    for table in (RULES, IN_PLACE):
+        for function, rule in table.items():
+            if rule.__name__ != "<lambda>":
+                unused.add(rule.__name__)
+                monkeypatch.setitem(table, function, recorded(rule))
+    for function in FUNCTIONS.values():
+        lower(Calls(function), IMAGES)
+    assert not unused, "add a line to FUNCTIONS"

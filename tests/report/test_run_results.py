@@ -83,6 +83,7 @@ def shown(**columns):
         (stored(radius=lambda r: -r["radius"] - 1), "a radius is negative or NaN"),
         (stored(radius=lambda r: r["radius"] * np.nan), "a radius is negative or NaN"),
         (stored(label=lambda r: r["label"] + 99), "a label is not one of the classes"),
+        (stored(truth=lambda r: r["truth"] - 99), "a label is not one of the classes"),
         (stored(label=lambda r: r["radius"]), "labels are not integers"),
         (stored(truth=lambda r: np.array(1)), "an array has no rows"),
         (stored(images=lambda r: r["images"][:, 0]), "images are not (n, channels, height, width)"),

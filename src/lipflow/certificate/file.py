@@ -19,7 +19,7 @@ from typing import Any, cast
 import numpy as np
 from torch import Tensor
 
-from lipflow.certificate.rule import Certificates
+from lipflow.certificate.rule import Certificates, Labels, as_labels
 from lipflow.files import save_arrays, sha256, sync_names, temporary_file
 from lipflow.frozen import Frozen, LedgerRow
 from lipflow.graph import Domain
@@ -37,7 +37,7 @@ def save(
     frozen: Frozen,
     certificates: Certificates,
     images: Tensor,
-    truth: Tensor,
+    truth: Labels,
     split: str = "",
     network: str = "",
 ) -> None:
@@ -47,12 +47,12 @@ def save(
     "validation" or "other") and `network` ("final" or "best" of a run) are for the reader: the checker cannot verify
     them.
     """
-    if truth.shape != (len(certificates),) or truth.is_floating_point() or len(images) != len(certificates):
-        given = f"{len(images)} images and true labels of {truth.dtype}, {tuple(truth.shape)}"
-        raise ValueError(f"{len(certificates)} certificates need as many images and integer labels, not {given}")
+    if len(images) != len(certificates):
+        raise ValueError(f"these are {len(certificates)} certificates of {len(images)} images")
+    labels = as_labels(truth, *certificates.logits.shape)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    columns = dict(images=images, truth=truth, **vars(certificates))
+    columns = dict(images=images, truth=labels, **vars(certificates))
     rows = {name: column.cpu().numpy() for name, column in columns.items()}
     write_rows = partial(save_arrays, rows)
     with temporary_file(folder / WEIGHTS, frozen.save) as weights, temporary_file(folder / ROWS, write_rows) as table:
@@ -164,7 +164,8 @@ def load(folder: str | Path) -> CertificateFile:
     require(floats, rows, "radii and logits are not float64")
     require(bool((radius >= 0).all()), rows, "a radius is negative or NaN")
     classes = logits.shape[1]
-    require(classes >= 2 and bool(((label >= 0) & (label < classes)).all()), rows, "a label is not one of the classes")
+    known = all(bool(((column >= 0) & (column < classes)).all()) for column in (truth, label))
+    require(classes >= 2 and known, rows, "a label is not one of the classes")
     ends = stated.get("domain")
     if not (isinstance(ends, list) and len(ends) == 2):
         raise ValueError(f"{path} cannot be read: domain is not (low, high)")

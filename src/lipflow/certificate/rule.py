@@ -11,17 +11,31 @@ another machine, within 2E, so the same amount is subtracted again:
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import SupportsFloat
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lipflow.graph import UNIT, Domain
 from lipflow.radius import parse_radius
 from lipflow.rounding import below, down, sqrt_up, up
+
+Labels = Tensor | np.ndarray | Sequence[int]
+
+
+def as_labels(labels: Labels, images: int, classes: int) -> Tensor:
+    """True labels as a tensor; raise unless there is one class for each image."""
+    given = torch.as_tensor(labels, device="cpu")
+    if given.shape != (images,) or given.is_floating_point():
+        raise ValueError(f"give one integer label for each of {images} images, not {given.dtype} {tuple(given.shape)}")
+    wrong = given[(given < 0) | (given >= classes)]
+    if len(wrong):
+        raise ValueError(f"labels are from 0 to {classes - 1}; one is {wrong[0]}")
+    return given
 
 
 @dataclass(frozen=True)
@@ -55,11 +69,9 @@ class Certificates:
         """
         return self.radius > down(parse_radius(eps))  # for a float64 R the same as R > eps
 
-    def accuracy(self, labels: Tensor, eps: SupportsFloat | str | None = None) -> float:
+    def accuracy(self, labels: Labels, eps: SupportsFloat | str | None = None) -> float:
         """Return the fraction of images with the right label; with eps, of those that are also certified at eps."""
-        if labels.shape != self.label.shape:
-            raise ValueError(f"give one label per image, of shape ({len(self)},), not {tuple(labels.shape)}")
-        right = self.label == labels.to(self.label.device)
+        right = self.label == as_labels(labels, *self.logits.shape)
         return float((right if eps is None else right & self.certified(eps)).double().mean())
 
 
@@ -86,7 +98,7 @@ def _hint(images: Tensor) -> str:
     if not (math.isfinite(least) and math.isfinite(greatest)):
         return ""
     if least < -0.01:
-        return " (normalise inside of the network instead: lipflow.blocks.Normalize)"
+        return " (normalize inside of the network instead: lipflow.blocks.Normalize)"
     return " (divide them by 255, or give them as uint8)" if greatest > 2 else " (clamp them: x.clamp(0, 1))"
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from lipflow.operators import ConvOperator, DenseOperator, LinearOperator
 from lipflow.operators.columns import Columns
-from lipflow.operators.norm import norm
+from lipflow.operators.norm import norm, two_over
 from lipflow.operators.operator import add_bias
 from lipflow.torch_state import autocasts, is_batch_of_gradients, product_dtype, transformed, without_autocast
 
@@ -44,12 +44,6 @@ class NormStep(NamedTuple):
         with without_autocast(self.u):
             wu = op(self.u[None])
             return two_over(self.slope * norm(wu) ** 2), wu
-
-
-def two_over(smoothness: Tensor) -> Tensor:
-    """2/ℓ, or 0 if ℓ = 0: the potential is flat, and any h gives the same step."""
-    flat = smoothness <= 2 * torch.finfo(smoothness.dtype).tiny
-    return torch.where(flat, 0.0, 2 / torch.where(flat, 1.0, smoothness))
 
 
 class Layer(NamedTuple):

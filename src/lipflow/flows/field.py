@@ -11,11 +11,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from lipflow.fast.descent import two_over
 from lipflow.flows.cache import Cache
 from lipflow.flows.scale import Scale
 from lipflow.flows.weight import ConvWeight, Weight, new_bias
 from lipflow.operators import ConvOperator, LinearOperator
+from lipflow.operators.norm import two_over
 from lipflow.operators.operator import add_bias
 from lipflow.primitives import NONLINEARITIES, Nonlinearity, Norm
 from lipflow.primitives.nonlinearity import name_of
@@ -133,7 +133,7 @@ class Skew(nn.Module):
             scale.begin(skew_kernel(weight.weight, self.groups))
 
     def operator(self, shape: Shape | None) -> LinearOperator:
-        """A as an operator on inputs of a shape, or of the last shape."""
+        """A as an operator on inputs of a shape; None is the shape of u."""
         return self.skew(self.weight.operator(shape))
 
     def on(self, x: Tensor) -> LinearOperator:

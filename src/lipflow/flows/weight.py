@@ -33,10 +33,10 @@ class Weight(nn.Module, ABC):
 
     @abstractmethod
     def operator(self, shape: Shape | None) -> LinearOperator:
-        """W as an operator on inputs of a shape, or of the last shape."""
+        """W as an operator on inputs of a shape; None is the shape of u."""
 
     def forward(self, x: Tensor) -> LinearOperator:
-        """W as an operator on the inputs x. Stores their shape if it is the first, or in training."""
+        """W as an operator on the inputs x. If x has another shape, makes a new u: in training, or if there is none."""
         op = self.operator(tuple(x.shape[1:]))
         if not self._has_vector_for(op) and (self.training or not self.u.numel()) and may_store():
             with storing():
@@ -51,7 +51,7 @@ class Weight(nn.Module, ABC):
     def estimate(self, op: LinearOperator, iterations: int = 1) -> Tensor:
         """‖Wu‖ ≤ ‖W‖ for the `top_vector` u: from below, differentiable."""
         u = self.top_vector(op, iterations)
-        return norm_estimate(op, u, iterations=0)  # ‖Wu‖
+        return norm_estimate(op, u, iterations=0)  # no more iterations: ‖Wu‖
 
     def top_vector(self, op: LinearOperator, iterations: int = 1) -> Tensor:
         """A unit vector u with ‖Wu‖ close to ‖W‖. Training stores it for the next step."""

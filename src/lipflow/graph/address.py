@@ -80,7 +80,10 @@ class Addresses:
         if result.dtype != torch.float64:
             raise LoweringError(f"its result is {result.dtype}, and not float32 or float64")
         if result.ndim < 1 or len(result) != IMAGES:
-            raise LoweringError(f"it mixes the images of a batch: its result has shape {tuple(result.shape)}")
+            raise LoweringError(
+                f"it mixes the images of a batch: its result has shape {tuple(result.shape)}; if it is for .item(), "
+                "float() or a condition, these need numbers, which are unknown while a network is lowered"
+            )
         first, second = result.reshape(IMAGES, -1)
         known = self.known[0]
         index = torch.searchsorted(known, first.contiguous()).clamp_max(len(known) - 1)

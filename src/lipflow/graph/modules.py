@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lipflow.node import Node
+from lipflow.node import LoweringError, Node
 
 # The `lower` of classes that cannot be changed: {class: function(module, node) -> node}.
 LOWERINGS: dict[type[nn.Module], Callable[[Any, Node], Node]] = {}
@@ -33,12 +33,19 @@ def lowered_forwards(module: nn.Module) -> Iterator[None]:
         for part in module.modules():
             lowering = lowering_of(type(part))
             if lowering is not None and "forward" not in vars(part):
-                part.forward = partial(lowering, part)
+                part.forward = partial(_call, lowering, part)
                 changed.append(part)
         yield
     finally:
         for part in changed:
             del part.forward
+
+
+def _call(lowering: Callable[[Any, Node], Node], part: nn.Module, *args: Any, **kwargs: Any) -> Node:
+    result = lowering(part, *args, **kwargs)
+    if not isinstance(result, Node):
+        raise LoweringError(f"`lower` of {type(part).__name__} returns a {type(result).__name__}, and not a node")
+    return result
 
 
 def float64_copy(module: nn.Module) -> nn.Module | None:

@@ -60,16 +60,16 @@ def require_close(
     """Raise LoweringError if the outputs of a module and of the graph differ; `largest` is the greatest norm so far."""
     part = module.get_submodule(name)
     label = f"{name} ({type(part).__name__})" if name else type(part).__name__
+    why = "is its `lower` right?" if lowering_of(type(part)) else "does it do the same in every call and batch?"
     images = IMAGES + 1
     if theirs.shape != (images, *ours.shape[1:]):
-        shapes = f"{tuple(theirs.shape)}, lowered {(images, *ours.shape[1:])}"
-        raise LoweringError(f"{label} returns another shape than it was lowered to, for {images} images: {shapes}")
+        shapes = f"{tuple(theirs.shape)} for {images} images, lowered {(images, *ours.shape[1:])}"
+        raise LoweringError(f"{label} returns another shape than it was lowered to: {shapes}; {why}")
     if not bool(torch.isfinite(theirs).all()):
         raise LoweringError(f"{label} returns NaN or infinite values on random images")
     length, apart = float(theirs.double().norm()), float((theirs.double() - ours).norm())
     close, rounded = TOLERANCES_FLOAT64 if dtype == torch.float64 else TOLERANCES_FLOAT32
     if not apart <= close * length + rounded * largest:
-        why = "is its `lower` right?" if lowering_of(type(part)) else "does it do the same in every call and batch?"
         raise LoweringError(
             f"{label} computes something else than it was lowered to: on random images the outputs are {apart:.3g} "
             f"apart, of norm {length:.3g}; {why}"

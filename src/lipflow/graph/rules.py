@@ -240,7 +240,10 @@ def adaptive_avg_pool2d(input: Node, output_size: Any) -> Any:
 def mean(input: Node, dim: Any = None, keepdim: bool = False) -> Any:
     dims = sorted(d % input.ndim for d in ([dim] if isinstance(dim, int) else dim or []))
     if input.ndim != 4 or dims != [2, 3]:
-        raise LoweringError(f"a mean has a rule over the pixels of images only, dim=(2, 3), not over dim={dim}")
+        raise LoweringError(
+            f"a mean has a rule over the pixels of images only, dim=(2, 3), not over dim={dim}; if it is for .item(), "
+            "float() or a condition, these need numbers, which are unknown while a network is lowered"
+        )
     pooled = avg_pool2d(input, list(input.shape[2:]))
     return pooled if keepdim else pooled.flatten(1)
 
@@ -269,7 +272,10 @@ def relu(input: Node, inplace: bool = False) -> Any:
 
 def hardtanh(input: Node, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Any:
     if (min_val, max_val) != (-1.0, 1.0):
-        raise LoweringError(f"hardtanh has a rule for the interval [-1, 1], not for [{min_val}, {max_val}]")
+        raise LoweringError(
+            f"hardtanh has a rule for the interval [-1, 1], not for [{min_val}, {max_val}]; use "
+            "torch.minimum(torch.maximum(x, low), high) with tensors"
+        )
     return _maybe_in_place(Pointwise("hardtanh")(input), input, inplace)
 
 
@@ -364,4 +370,4 @@ def require_constant(*tensors: Tensor | None) -> None:
 
 def require_images(x: Node) -> None:
     if x.ndim != 4:
-        raise LoweringError(f"it takes images (batch, channels, height, width), not {tuple(x.shape)}")
+        raise LoweringError(f"it takes images (batch, channels, height, width), not {format_batch(x.vertex.shape)}")

@@ -1,5 +1,6 @@
 """The convolution x ↦ K ∗ x of images, with zero or circular padding, as an operator on inputs of one size."""
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -58,7 +59,7 @@ class ConvOperator(LinearOperator):
     def __init__(
         self,
         kernel: Tensor,
-        in_size: tuple[int, int],
+        in_size: Sequence[int],
         padding: Padding = 1,
         padding_mode: str = "zeros",
         stride: int | tuple[int, int] = 1,
@@ -160,7 +161,7 @@ class ConvOperator(LinearOperator):
 
 def axes(
     kernel_size: tuple[int, ...] | torch.Size,
-    in_size: tuple[int, int],
+    in_size: Sequence[int],
     padding: Padding,
     stride: int | tuple[int, int],
     dilation: int | tuple[int, int],
@@ -196,7 +197,7 @@ def pads(
     return (both[0][0], both[0][1]), (both[1][0], both[1][1])
 
 
-def _ints(value: int | tuple[int, int], name: str) -> tuple[int, int]:
+def _ints(value: int | Sequence[int], name: str) -> tuple[int, int]:
     pair = tuple(value) if isinstance(value, tuple | list) else (value, value)
     if len(pair) != 2 or any(type(v) is not int or v < 1 for v in pair):
         raise ValueError(f"{name} is a number or a pair of numbers, at least 1, not {value!r}")

@@ -102,6 +102,12 @@ def norm(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x / scale) * scale
 
 
+def two_over(smoothness: Tensor) -> Tensor:
+    """2/ℓ, or 0 if ℓ = 0: the potential is flat, and any h gives the same step."""
+    flat = smoothness <= 2 * torch.finfo(smoothness.dtype).tiny
+    return torch.where(flat, 0.0, 2 / torch.where(flat, 1.0, smoothness))
+
+
 def _unit(x: Tensor) -> Tensor:
     length = norm(x)
     return x / torch.where(length > 0, length, torch.ones_like(length))

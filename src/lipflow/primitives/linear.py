@@ -21,7 +21,7 @@ class Affine(Primitive):
     kind = "affine"
     reason = "certified norm"
     op: LinearOperator
-    bias: Tensor | None
+    bias: Tensor | None = None
 
     def __post_init__(self) -> None:
         require_affine(self, self.op, self.bias)
