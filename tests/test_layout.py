@@ -15,8 +15,8 @@ PACKAGE = ROOT / "src" / "lipflow"
 
 # Each module may import itself and the modules before it.
 MODULES = """
-    check files machine rounding shapes radius untrusted torch_state operators node primitives graph bound fast flows
-    blocks models losses data frozen certificate attack testing train pretrained report commands cli __main__
+    check files machine rounding shapes pixels radius untrusted torch_state operators node primitives graph bound fast
+    flows blocks models losses data frozen certificate attack testing train pretrained report commands cli __main__
 """
 ORDER = MODULES.split()
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:  # the same names for type checkers
     from lipflow import models as models
     from lipflow import node as node
     from lipflow import operators as operators
+    from lipflow import pixels as pixels
     from lipflow import pretrained as pretrained
     from lipflow import primitives as primitives
     from lipflow import radius as radius

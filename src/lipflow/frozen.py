@@ -25,6 +25,7 @@ from lipflow.graph.graph import last_value, numel
 from lipflow.node import LoweringError, Vertex
 from lipflow.operators.certified import CertifiedOperator
 from lipflow.operators.columns import CACHE_BYTES
+from lipflow.pixels import to_unit
 from lipflow.primitives import Constant
 from lipflow.rounding import RANGE, require_arithmetic, subnormal
 from lipflow.shapes import Shape, in_shape_of, require_batch, shape_of
@@ -97,7 +98,7 @@ class Frozen:
         """Convert images to float64 on the CPU, uint8 as k/255."""
         require_batch(x, self.in_shape)
         if x.dtype == torch.uint8:
-            return x.to("cpu", torch.float64) / 255
+            return to_unit(x.cpu(), torch.float64)
         if not x.is_floating_point():
             raise TypeError(f"images are uint8, or floats in {list(self.domain)}, not {x.dtype}")
         return x.to("cpu", torch.float64)

@@ -27,7 +27,7 @@ def draws(n: int, seed: int, epoch: int, pad: int) -> tuple[torch.Tensor, torch.
 def test_augment_is_the_naive_crop_and_flip(shape, mode, numpy_mode, pad, flip):
     n, (_, height, width) = 40, shape
     images = noise(n, *shape)
-    crops = augment(images, torch.arange(n), seed=3, epoch=2, pad=pad, mode=mode, flip=flip)
+    crops = augment(images, torch.arange(n), seed=3, epoch=2, crop_padding=pad, padding_mode=mode, flip=flip)
     for i, (top, left, mirrored) in enumerate(zip(*draws(n, 3, 2, pad), strict=True)):
         padded = np.pad(images[i].numpy(), ((0, 0), (pad, pad), (pad, pad)), mode=numpy_mode)
         expected = padded[:, top : top + height, left : left + width]
@@ -40,15 +40,15 @@ def test_augment_is_the_naive_crop_and_flip(shape, mode, numpy_mode, pad, flip):
 def test_augment_erases_a_square_with_the_mean_colour(shape, erase):
     n, (_, height, width) = 40, shape
     images, indices = noise(n, *shape), torch.arange(n)
-    crops = augment(images, indices, 3, 2, pad=1)
-    erased = augment(images, indices, 3, 2, pad=1, erase=erase)
+    crops = augment(images, indices, 3, 2, crop_padding=1)
+    erased = augment(images, indices, 3, 2, crop_padding=1, cutout=erase)
     tops, lefts = (below(bits(key(p, 3, 2), indices), side) - erase // 2 for p, side in ((5, height), (6, width)))
     for i, (top, left) in enumerate(zip(tops.tolist(), lefts.tolist(), strict=True)):
         expected = crops[i].clone()
         rows, columns = slice(max(top, 0), max(top + erase, 0)), slice(max(left, 0), max(left + erase, 0))
         expected[:, rows, columns] = crops[i].double().mean((1, 2)).to(torch.uint8)[:, None, None]
         assert torch.equal(erased[i], expected)
-    assert augment(images[:0], indices[:0], 3, 2, erase=erase).shape == (0, *shape)
+    assert augment(images[:0], indices[:0], 3, 2, cutout=erase).shape == (0, *shape)
 
 
 @pytest.mark.parametrize("mode", ["reflect", "zeros"])
@@ -56,10 +56,10 @@ def test_augment_erases_a_square_with_the_mean_colour(shape, erase):
 @given(st.integers(-(2**70), 2**70), st.integers(0, 10**6), st.integers(0, 60), st.integers(0, 99))
 def test_augment_does_not_depend_on_batch_order_and_rank(mode, seed, epoch, cut, shuffle):
     images, indices = noise(60, 2, 6, 7), torch.arange(60)
-    whole = augment(images, indices, seed, epoch, pad=3, mode=mode)
+    whole = augment(images, indices, seed, epoch, crop_padding=3, padding_mode=mode)
     order = permutation(60, shuffle, 0)
     for part in (order[:cut], order[cut:], indices[cut:], indices[:cut]):
-        assert torch.equal(augment(images[part], part, seed, epoch, pad=3, mode=mode), whole[part])
+        assert torch.equal(augment(images[part], part, seed, epoch, crop_padding=3, padding_mode=mode), whole[part])
 
 
 def test_augment_takes_floats_and_channels_last_and_keeps_its_input():
@@ -67,7 +67,7 @@ def test_augment_takes_floats_and_channels_last_and_keeps_its_input():
     before, expected = images.clone(), augment(images, indices, 1, 1)
     assert torch.equal(augment(images.double(), indices, 1, 1), expected.double())
     assert torch.equal(augment(images.contiguous(memory_format=torch.channels_last), indices, 1, 1), expected)
-    assert torch.equal(augment(images, indices, 0, 0, pad=0, flip=False), images)
+    assert torch.equal(augment(images, indices, 0, 0, crop_padding=0, flip=False), images)
     assert torch.equal(images, before)
     assert augment(images[:0], indices[:0], 1, 1).shape == (0, 3, 8, 8)
 
@@ -75,7 +75,7 @@ def test_augment_takes_floats_and_channels_last_and_keeps_its_input():
 def test_augment_is_the_same_in_every_release():
     """A change here would change every run that is resumed or repeated."""
     images = torch.arange(64, dtype=torch.uint8).view(1, 1, 8, 8).repeat(3, 1, 1, 1)
-    assert augment(images, torch.arange(3), 0, 0, pad=2)[:, 0, 0, 0].tolist() == [17, 23, 0]
+    assert augment(images, torch.arange(3), 0, 0, crop_padding=2)[:, 0, 0, 0].tolist() == [17, 23, 0]
 
 
 @pytest.mark.parametrize(
@@ -83,11 +83,11 @@ def test_augment_is_the_same_in_every_release():
     [
         ({"images": noise(4, 3, 8)}, "batch, channels, height, width"),
         ({"indices": torch.arange(3)}, r"shape \(4,\); got \(3,\)"),
-        ({"mode": "wrap"}, "'reflect', 'zeros'; got 'wrap'"),
-        ({"pad": 8}, "cannot reflect-pad 8×8 images by 8"),
-        ({"pad": -1, "mode": "zeros"}, "by -1"),
-        ({"erase": -1}, "side -1"),
-        ({"erase": 9}, "side 9 from 8×8 images"),
+        ({"padding_mode": "wrap"}, "'reflect', 'zeros'; got 'wrap'"),
+        ({"crop_padding": 8}, "cannot reflect-pad 8×8 images by 8"),
+        ({"crop_padding": -1, "padding_mode": "zeros"}, "by -1"),
+        ({"cutout": -1}, "side -1"),
+        ({"cutout": 9}, "side 9 from 8×8 images"),
     ],
 )
 def test_augment_rejects_wrong_arguments(arguments, message):

@@ -42,7 +42,8 @@ def test_training_is_a_plain_loop(tmp_path, changes):
     network = lipflow.build("cpl-digits", mean=list(data.mean), lln=True, **std, **ARGS)
     kind = torch.optim.SGD if isinstance(recipe.optimiser, SGD) else torch.optim.Adam
     optimiser = kind(network.parameters(), **asdict(recipe.optimiser))
-    augmentation = dict(pad=recipe.crop_padding, mode=recipe.padding_mode, flip=recipe.flip, erase=recipe.cutout)
+    names = ("crop_padding", "padding_mode", "flip", "cutout")
+    augmentation = {name: getattr(recipe, name) for name in names}
     for step in range(6):
         batch = list(lipflow.data.batches(50, 20, 3, step // 3))[step % 3]
         images = lipflow.data.augment(data.train.images[batch], batch, 3, step // 3, **augmentation)

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lipflow.data import to_unit
 from lipflow.data.counter import ATTACK, key
+from lipflow.pixels import to_unit
 from lipflow.radius import parse_radius
 from lipflow.rounding import TINY, gamma, sqrt_up, up
 

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from lipflow.data import cifar, digits, folder
 from lipflow.data.augmentation import augment
-from lipflow.data.dataset import DataError, Dataset, Request, Split, to_unit
+from lipflow.data.dataset import DataError, Dataset, Request, Split
 from lipflow.data.order import batches, permutation, share, steps_per_epoch
+from lipflow.pixels import to_unit
 
 __all__ = [
     "DOWNLOADS",

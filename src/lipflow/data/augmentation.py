@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lipflow.data.counter import CROP_COLUMNS, CROP_ROWS, ERASE_COLUMNS, ERASE_ROWS, FLIP, below, bits, key
+from lipflow.data.counter import CROP_COLUMNS, CROP_ROWS, CUTOUT_COLUMNS, CUTOUT_ROWS, FLIP, below, bits, key
 
 
 def augment(
@@ -16,52 +16,56 @@ def augment(
     seed: int,
     epoch: int,
     *,
-    pad: int = 4,
-    mode: Literal["reflect", "zeros"] = "reflect",
+    crop_padding: int = 4,
+    padding_mode: Literal["reflect", "zeros"] = "reflect",
     flip: bool = True,
-    erase: int = 0,
+    cutout: int = 0,
 ) -> Tensor:
-    """Pad each image by `pad` on all sides, crop a random window of the old size, and mirror half of the images.
+    """Pad each image on all sides, crop a random window of the old size, and mirror half of the images.
 
-    The paper's augmentation is pad=4, "reflect" (the border pixel is not repeated), with flips; SOC's is "zeros".
-    The offsets, uniform on {0, …, 2·pad}², and the flip of an image depend on (seed, epoch, its index) only: see
-    Note [counter-based randomness]. Padding, crop and flip are one gather. A square of side `erase` around a random
-    pixel is then set to the mean colour of the image (cutout: DeVries and Taylor 2017).
+    The paper's augmentation is crop_padding=4 and "reflect" (the border pixel is not repeated), with flips; SOC's is
+    "zeros". The offsets, uniform on {0, …, 2·crop_padding}², and the flip of an image depend on (seed, epoch, its
+    index) only: see Note [counter-based randomness]. Padding, crop and flip are one gather. A square of side `cutout`
+    around a random pixel is then set to the mean colour of the image (DeVries and Taylor 2017).
     """
     if images.dim() != 4:
         raise ValueError(f"augment() needs images of shape (batch, channels, height, width); got {tuple(images.shape)}")
     batch, channels, height, width = images.shape
     if indices.shape != (batch,):
         raise ValueError(f"augment() needs one index for each image, shape ({batch},); got {tuple(indices.shape)}")
-    if mode not in _MODES:
-        raise ValueError(f"augment() has the modes {', '.join(map(repr, _MODES))}; got {mode!r}")
-    if pad < 0 or (mode == "reflect" and pad >= min(height, width)):
-        raise ValueError(f"cannot {mode}-pad {height}×{width} images by {pad}; reflection needs 0 <= pad < both sides")
-    if not 0 <= erase <= min(height, width):
-        raise ValueError(f"cannot erase a square of side {erase} from {height}×{width} images")
+    if padding_mode not in _MODES:
+        raise ValueError(f"augment() has the padding modes {', '.join(map(repr, _MODES))}; got {padding_mode!r}")
+    least = min(height, width)
+    if crop_padding < 0 or (padding_mode == "reflect" and crop_padding >= least):
+        raise ValueError(
+            f"cannot {padding_mode}-pad {height}×{width} images by {crop_padding}; reflection needs a padding of at "
+            "least 0 and below both sides"
+        )
+    if not 0 <= cutout <= least:
+        raise ValueError(f"cannot erase a square of side {cutout} from {height}×{width} images")
 
     indices = indices.to(images.device)
 
     def draw(purpose: int, bound: int) -> Tensor:  # (batch, 1), in [0, bound)
         return below(bits(key(purpose, seed, epoch), indices), bound)[:, None]
 
-    # The source of each row and column, in [-pad, side + pad)
-    rows = draw(CROP_ROWS, 2 * pad + 1) - pad + torch.arange(height, device=images.device)
-    columns = draw(CROP_COLUMNS, 2 * pad + 1) - pad + torch.arange(width, device=images.device)
+    # The source of each row and column, in [-crop_padding, side + crop_padding)
+    rows = draw(CROP_ROWS, 2 * crop_padding + 1) - crop_padding + torch.arange(height, device=images.device)
+    columns = draw(CROP_COLUMNS, 2 * crop_padding + 1) - crop_padding + torch.arange(width, device=images.device)
     if flip:
         columns = torch.where(draw(FLIP, 2).bool(), columns.flip(1), columns)
 
-    source = _MODES[mode]
+    source = _MODES[padding_mode]
     pixel = source(rows, height)[:, :, None] * width + source(columns, width)[:, None, :]
     pixel = pixel.reshape(batch, 1, height * width).expand(batch, channels, height * width)
     crops = images.reshape(batch, channels, height * width).gather(2, pixel).view(images.shape)
-    if mode == "zeros":
+    if padding_mode == "zeros":
         inside = _inside(rows, height)[:, :, None] & _inside(columns, width)[:, None, :]
         crops.masked_fill_(~inside[:, None], 0)
-    if erase:
-        top, left = draw(ERASE_ROWS, height) - erase // 2, draw(ERASE_COLUMNS, width) - erase // 2
-        in_rows = _inside(torch.arange(height, device=images.device) - top, erase)
-        in_columns = _inside(torch.arange(width, device=images.device) - left, erase)
+    if cutout:
+        top, left = draw(CUTOUT_ROWS, height) - cutout // 2, draw(CUTOUT_COLUMNS, width) - cutout // 2
+        in_rows = _inside(torch.arange(height, device=images.device) - top, cutout)
+        in_columns = _inside(torch.arange(width, device=images.device) - left, cutout)
         square = in_rows[:, None, :, None] & in_columns[:, None, None, :]
         crops = torch.where(square, crops.double().mean((2, 3), keepdim=True).to(crops.dtype), crops)
     return crops

@@ -13,7 +13,7 @@ from __future__ import annotations
 from torch import Tensor
 
 # The purposes: the first word of a key. Two uses of random numbers need two purposes.
-ORDER, CROP_ROWS, CROP_COLUMNS, FLIP, ATTACK, ERASE_ROWS, ERASE_COLUMNS = range(7)
+ORDER, CROP_ROWS, CROP_COLUMNS, FLIP, ATTACK, CUTOUT_ROWS, CUTOUT_COLUMNS = range(7)
 
 GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB

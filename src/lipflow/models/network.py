@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lipflow.blocks import FlipAverage, Head, Normalize
 from lipflow.flows import Sequential, Weight
+from lipflow.pixels import to_unit
 from lipflow.shapes import Shape, require_batch, shape_of
 
 
@@ -99,7 +100,7 @@ class Network(nn.Module):
         tensors = chain(self.parameters(), self.buffers())
         dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.get_default_dtype())
         if x.dtype == torch.uint8:
-            return x.to(dtype) / torch.full((), 255, dtype=dtype, device=x.device)
+            return to_unit(x, dtype)
         if not x.is_floating_point():
             raise TypeError(f"images are uint8, or floats in [0, 1], not {x.dtype}")
         if torch.finfo(x.dtype).bits > torch.finfo(dtype).bits == 32:

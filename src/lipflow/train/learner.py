@@ -138,10 +138,10 @@ class Learner:
             part,
             self.run.seed,
             epoch,
-            pad=recipe.crop_padding,
-            mode=recipe.padding_mode,
+            crop_padding=recipe.crop_padding,
+            padding_mode=recipe.padding_mode,
             flip=recipe.flip,
-            erase=recipe.cutout,
+            cutout=recipe.cutout,
         )
 
     def update(self, rate: float) -> None:
