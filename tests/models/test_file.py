@@ -42,7 +42,7 @@ def test_a_network_that_build_did_not_make_is_refused(network, tmp_path):
         save(network, tmp_path / "m")
 
 
-GOOD = {"format": 1, "model": "cpl-digits", "classes": 3, "in_shape": [1, 4, 4], "sizes": {}}
+GOOD = {"format": 1, "model": "cpl-digits", "classes": 3, "in_shape": [1, 4, 4], "model_args": {}}
 
 
 def test_a_module_of_another_class_is_refused(tmp_path):
@@ -59,9 +59,9 @@ def test_a_module_of_another_class_is_refused(tmp_path):
         ({**GOOD, "classes": "3"}, "not that of a lipflow network"),
         ({**GOOD, "format": 2}, "it has format 2"),
         ({**GOOD, "model": "os.system"}, "there is no model 'os.system'"),
-        ({**GOOD, "sizes": {"__class__": 1}}, "has no argument '__class__'"),
-        ({**GOOD, "sizes": {"classes": 1}}, "cannot be loaded"),
-        ({**GOOD, "sizes": {"depth": "import os"}}, "cannot be loaded"),
+        ({**GOOD, "model_args": {"__class__": 1}}, "has no argument '__class__'"),
+        ({**GOOD, "model_args": {"classes": 1}}, "cannot be loaded"),
+        ({**GOOD, "model_args": {"depth": "import os"}}, "cannot be loaded"),
         ({**GOOD, "in_shape": [1, 4]}, "in_shape"),
         (GOOD, "Missing key"),
     ],

@@ -10,7 +10,7 @@ from lipflow.models.by_name import build
 from lipflow.models.network import Network
 
 FORMAT = 1
-_FIELDS: dict[str, type] = {"format": int, "model": str, "classes": int, "in_shape": list, "sizes": dict}
+_FIELDS: dict[str, type] = {"format": int, "model": str, "classes": int, "in_shape": list, "model_args": dict}
 
 
 def save(network: Network, path: Path | str) -> None:
@@ -25,7 +25,7 @@ def save(network: Network, path: Path | str) -> None:
         "model": network.name,
         "classes": network.classes,
         "in_shape": list(network.in_shape),
-        "sizes": network.model_args,
+        "model_args": network.model_args,
     }
     save_tensors(network.state_dict(), Path(path), {"lipflow": json.dumps(spec, sort_keys=True)})
 
@@ -42,7 +42,7 @@ def read(path: Path | str) -> Network:
         if spec["format"] != FORMAT:
             raise ValueError(f"it has format {spec['format']}; this version of lipflow reads format {FORMAT}")
         with torch.random.fork_rng(devices=[]):  # building draws random weights
-            network = build(spec["model"], spec["classes"], tuple(spec["in_shape"]), **spec["sizes"])
+            network = build(spec["model"], spec["classes"], tuple(spec["in_shape"]), **spec["model_args"])
         network.load_state_dict(tensors)
     except (ValueError, TypeError, RuntimeError) as error:
         raise ValueError(f"{path} cannot be loaded: {' '.join(str(error).split())}") from error
