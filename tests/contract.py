@@ -224,7 +224,7 @@ def batches_and_layouts(name: str) -> None:
 def adjoints_are_exact(name: str) -> None:
     """⟨Wx, y⟩ = ⟨x, Wᵀy⟩ for every operator of the layer."""
     layer, operators = make(name), []
-    weights = [m for m in layer.modules() if isinstance(m, Weight | blocks.Parameterisation)]
+    weights = [m for m in layer.modules() if isinstance(m, Weight | blocks.Parametrization)]
     for weight in weights:
         weight.register_forward_hook(lambda module, inputs, op: operators.append(op))
     layer(inputs(name, 1))

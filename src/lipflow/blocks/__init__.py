@@ -6,7 +6,7 @@ from lipflow.blocks.activation import Householder as Householder
 from lipflow.blocks.activation import MaxMin as MaxMin
 from lipflow.blocks.affine import Affine as Affine
 from lipflow.blocks.affine import Bias as Bias
-from lipflow.blocks.affine import Parameterisation as Parameterisation
+from lipflow.blocks.affine import Parametrization as Parametrization
 from lipflow.blocks.affine import Scaled as Scaled
 from lipflow.blocks.affine import reshaped_conv as reshaped_conv
 from lipflow.blocks.affine import spectral_conv as spectral_conv

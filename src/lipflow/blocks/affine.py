@@ -1,4 +1,4 @@
-"""Layers Wx + b, with W computed from free parameters by a `Parameterisation`; a bias alone; normalised weights.
+"""Layers Wx + b, with W computed from free parameters by a `Parametrization`; a bias alone; normalized weights.
 
 For a stride s, put `SpaceToDepth(s)` before a layer with s² times as many input channels.
 """
@@ -16,7 +16,7 @@ from lipflow.operators.conv import Padding
 from lipflow.shapes import require_positive
 
 
-class Parameterisation(nn.Module, ABC):
+class Parametrization(nn.Module, ABC):
     """A linear map W as a differentiable function of free parameters.
 
     `channels` are the numbers of input and output channels (or features), `fan_in` the number of weights per output.
@@ -32,9 +32,9 @@ class Parameterisation(nn.Module, ABC):
 
 
 class Affine(nn.Module):
-    """Wx + b, with W from a parameterisation."""
+    """Wx + b, with W from a parametrization."""
 
-    def __init__(self, weight: Parameterisation, bias: bool = True) -> None:
+    def __init__(self, weight: Parametrization, bias: bool = True) -> None:
         super().__init__()
         self.weight = weight
         self.bias = new_bias(weight.channels[1], weight.fan_in) if bias else None
@@ -62,7 +62,7 @@ class Bias(nn.Module):
         return str(len(self.bias))
 
 
-class Scaled(Parameterisation):
+class Scaled(Parametrization):
     """A learned weight times a scale, such as 1/n for an estimate n of its norm.
 
     Estimates are from below, so the norm of the product is a little above 1; `lipflow.lipschitz_bound` bounds it.

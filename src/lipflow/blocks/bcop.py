@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lipflow.blocks.affine import Affine, Parameterisation
+from lipflow.blocks.affine import Affine, Parametrization
 from lipflow.operators import ConvOperator, DenseOperator
 from lipflow.shapes import require_flat, require_images, require_positive
 from lipflow.torch_state import without_autocast
@@ -49,7 +49,7 @@ def compose_two_taps(kernel: Tensor, q: Tensor, axis: int) -> Tensor:
     return F.pad(projected, first) + F.pad(kernel - projected, second)
 
 
-class BlockConvolution(Parameterisation):
+class BlockConvolution(Parametrization):
     """A circular convolution, orthogonal up to the error of Björck's iteration.
 
     Its norm is not assumed to be 1: `lipschitz_bound` and `freeze` bound it. With fewer outputs than inputs, the layer
@@ -94,7 +94,7 @@ class BlockConvolution(Parameterisation):
         return f"{self.channels[0]} → {self.channels[1]}, kernel {height}×{width}, iterations={self.iterations}"
 
 
-class Orthonormal(Parameterisation):
+class Orthonormal(Parametrization):
     """A matrix with orthonormal rows or columns, up to the error of Björck's iteration."""
 
     def __init__(self, in_features: int, out_features: int, iterations: int = ITERATIONS) -> None:
@@ -128,5 +128,5 @@ def bcop_conv(
 
 
 def bjorck_dense(in_features: int, out_features: int, *, iterations: int = ITERATIONS, bias: bool = True) -> Affine:
-    """The dense layer of BCOP networks: a matrix orthonormalised by Björck's iteration, and a bias."""
+    """The dense layer of BCOP networks: a matrix orthonormalized by Björck's iteration, and a bias."""
     return Affine(Orthonormal(in_features, out_features, iterations), bias)

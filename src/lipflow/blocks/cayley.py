@@ -8,7 +8,7 @@ the opposite sign of A. `lipflow.cayley` is that layer as a flow: the midpoint s
 import torch
 from torch import Tensor
 
-from lipflow.blocks.affine import Affine, Parameterisation
+from lipflow.blocks.affine import Affine, Parametrization
 from lipflow.flows.resolvent import inverse, symbols
 from lipflow.flows.scale import LearnedScale
 from lipflow.flows.weight import ConvWeight, DenseWeight
@@ -34,7 +34,7 @@ def cayley_transform(w: Tensor) -> Tensor:
         return torch.cat([2 * inverted - identity, -2 * v @ inverted], -2)
 
 
-class CayleyMatrix(Parameterisation):
+class CayleyMatrix(Parametrization):
     """The Cayley transform of αW/‖W‖_F, with α learned: orthonormal rows or columns, so ‖Q‖ = 1."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
@@ -54,7 +54,7 @@ class CayleyMatrix(Parameterisation):
         return cayley_transform(op.weight * self.scale(op, self.weight))
 
 
-class CayleySymbols(Parameterisation):
+class CayleySymbols(Parametrization):
     """The Cayley transform of αŴ(ω)/‖W‖_F at each frequency ω of a circular convolution, with α learned.
 
     The discrete Fourier transform is unitary up to a factor, which cancels. So the layer has orthonormal rows or

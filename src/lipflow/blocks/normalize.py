@@ -1,4 +1,4 @@
-"""Normalisation of the input."""
+"""Normalization of the input."""
 
 import math
 from collections.abc import Sequence

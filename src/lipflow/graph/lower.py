@@ -1,7 +1,7 @@
 """Lowering: a network is called with a node instead of a batch, which records a graph of primitives.
 
 A function of torch that is given a node is replaced by its rule. Every other computation is ordinary arithmetic on
-weights, so that parametrisations, normalisations and statistics become constants. The graph is compared with the
+weights, so that parametrizations, normalizations and statistics become constants. The graph is compared with the
 network on random images (`probe`).
 """
 
