@@ -1,6 +1,7 @@
 """Shapes of inputs, and checks of shapes and sizes."""
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 from torch import Tensor, nn
@@ -73,5 +74,5 @@ def require_positive(**sizes: int) -> None:
 def require_at_least(least: int, **sizes: int) -> None:
     """Raise if a size is not an integer of at least `least`."""
     for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < least:
+        if not isinstance(size, Integral) or isinstance(size, bool) or size < least:
             raise ValueError(f"{name} must be an integer of at least {least}, not {size!r}")

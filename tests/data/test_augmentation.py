@@ -86,6 +86,7 @@ def test_augment_is_the_same_in_every_release():
         ({"padding_mode": "wrap"}, "'reflect', 'zeros'; got 'wrap'"),
         ({"crop_padding": 8}, "cannot reflect-pad 8×8 images by 8"),
         ({"crop_padding": -1, "padding_mode": "zeros"}, "by -1"),
+        ({"crop_padding": 9, "padding_mode": "zeros"}, "cannot zeros-pad 8×8 images by 9"),
         ({"cutout": -1}, "side -1"),
         ({"cutout": 9}, "side 9 from 8×8 images"),
     ],

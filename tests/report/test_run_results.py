@@ -61,6 +61,7 @@ def shown(**columns):
     ("damage", "message"),
     [
         (written("run.json", "{"), "run.json is not a record of a run"),
+        (lambda run: change_json(run / "run.json", plan=[[0, 5]]), "its plan has 5 steps, and not"),
         (written("run.json", "[" * 100_000), "run.json is not a record of a run"),
         (written("log.jsonl", "{}\nnot json\n{}\n"), "log.jsonl cannot be read: it is not JSON"),
         (written("log.jsonl", '{"kind": "step", "step": 1, "loss": "low"}\n'), "loss is not a number: 'low'"),

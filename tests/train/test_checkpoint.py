@@ -7,7 +7,9 @@ import warnings
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from lipflow.files import sha256
 from lipflow.train.checkpoint import Checkpoint, Checkpoints
 from tests.train.tiny import fail
 
@@ -51,6 +53,12 @@ def _of_another_step(path):
         path.with_suffix(end).write_bytes(path.with_name("step-00000001").with_suffix(end).read_bytes())
 
 
+def _without_numbers(path):
+    """Its digest is that of its content."""
+    save_file({"a": torch.zeros(3)}, path)
+    path.with_suffix(".sha256").write_text(f"{sha256(path)}  {path.name}\n")
+
+
 def _flip_a_bit(path):
     content = bytearray(path.read_bytes())
     content[-2] ^= 1
@@ -63,6 +71,7 @@ def _flip_a_bit(path):
         lambda path: path.write_bytes(path.read_bytes()[:-3]),
         _flip_a_bit,
         _of_another_step,
+        _without_numbers,
         lambda path: path.unlink(),
         lambda path: path.write_bytes(b""),
         lambda path: path.with_suffix(".sha256").write_text(""),

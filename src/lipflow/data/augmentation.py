@@ -36,10 +36,10 @@ def augment(
     if padding_mode not in _MODES:
         raise ValueError(f"augment() has the padding modes {', '.join(map(repr, _MODES))}; got {padding_mode!r}")
     least = min(height, width)
-    if crop_padding < 0 or (padding_mode == "reflect" and crop_padding >= least):
+    if not 0 <= crop_padding < least + (padding_mode == "zeros"):
         raise ValueError(
-            f"cannot {padding_mode}-pad {height}×{width} images by {crop_padding}; reflection needs a padding of at "
-            "least 0 and below both sides"
+            f"cannot {padding_mode}-pad {height}×{width} images by {crop_padding}; a padding is at least 0, "
+            "and at most the smaller side (reflect: less)"
         )
     if not 0 <= cutout <= least:
         raise ValueError(f"cannot erase a square of side {cutout} from {height}×{width} images")

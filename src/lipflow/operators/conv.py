@@ -198,7 +198,7 @@ def pads(
 
 
 def _ints(value: int | Sequence[int], name: str) -> tuple[int, int]:
-    pair = tuple(value) if isinstance(value, tuple | list) else (value, value)
+    pair: Any = tuple(value) if isinstance(value, tuple | list) else (value, value)
     if len(pair) != 2 or any(type(v) is not int or v < 1 for v in pair):
         raise ValueError(f"{name} is a number or a pair of numbers, at least 1, not {value!r}")
     return pair[0], pair[1]

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from lipflow.files import read_tensors, save_tensors, sha256, write_text
+from lipflow.untrusted import json_object, mapping
 
 KEPT_CHECKPOINTS = 2
 
@@ -56,7 +57,8 @@ class Checkpoints:
         if digest.read_bytes().split() != [sha256(path).encode(), path.name.encode()]:
             raise ValueError(f"{path} does not have the digest in {digest.name}: it is damaged or was changed")
         tensors, metadata = read_tensors(path)
-        return Checkpoint(step, tensors, json.loads(metadata["lipflow"])["numbers"])
+        stored = json_object(path, metadata.get("lipflow", "").encode())
+        return Checkpoint(step, tensors, mapping(stored.get("numbers"), path, "numbers"))
 
     def latest(self) -> Checkpoint | None:
         """The latest complete checkpoint, with a warning for each damaged one; None if there is no checkpoint."""

@@ -60,6 +60,8 @@ class Record:
             values = json.loads(path.read_text())
             run = Run.from_json(values["run"])
             plan = Plan.of(values.get("plan", values["steps"]))
+            if plan.steps != values["steps"]:
+                raise ValueError(f"its plan has {plan.steps} steps, and not {values['steps']}")
             environment = from_json("environment", values["environment"], dict)
             digests = from_json("data_sha256", values.get("data_sha256", {}), dict)
             classes = from_json("class_names", values.get("class_names", []), tuple[str, ...])
