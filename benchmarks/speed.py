@@ -23,7 +23,7 @@ import torch
 from literal import literal
 from rich.console import Console
 from rich.table import Table
-from timing import least_seconds, peak_megabytes
+from timing import gigaflops, least_seconds, peak_megabytes
 from torch.nn import functional as F
 
 import lipflow
@@ -156,7 +156,8 @@ def main() -> None:
     for label, over, under, key, aim in RATIOS:
         table.add_row(label, f"{found[over][key] / found[under][key]:.2f}", f"≥ {aim:.2f}")
     console.print(table)
-    console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}")
+    machine = f"{torch.get_num_threads()} threads, {platform.machine()}, matrix products at {gigaflops():.0f} GFLOP/s"
+    console.print(f"torch {torch.__version__}, {machine}")
 
 
 if __name__ == "__main__":
