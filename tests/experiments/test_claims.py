@@ -72,8 +72,8 @@ def test_above_counts_the_spread_of_seeds_as_noise():
 def test_noise_of_few_seeds_is_students_and_of_images_two_standard_errors():
     """Three and three seeds of the same spread have 4 degrees of freedom, three and one have 2."""
     three, one = Quantity.of([0.4, 0.5, 0.6]), Quantity.of([0.5], of_images=1e-4)
-    assert noise_of(three, three) == pytest.approx(2.7764 * math.sqrt(2 / 300))
-    assert noise_of(three) == pytest.approx(4.3027 * math.sqrt(1 / 300))
+    assert noise_of(three, three) == pytest.approx(2.7764451 * math.sqrt(2 / 300))
+    assert noise_of(three) == pytest.approx(4.3026527 * math.sqrt(1 / 300))
     assert noise_of(one, one) == pytest.approx(2 * math.sqrt(2e-4))
     assert noise_of(Quantity.of([0.5, 0.5, 0.5], 1e-4)) == pytest.approx(2 * math.sqrt(1e-4))
 
