@@ -6,19 +6,16 @@ docs/campaigns.md      the page; `python tests/campaigns.py` writes it again
 
 import json
 import os
-import platform
 import shlex
-import subprocess
-from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import lipflow
+from experiments.provenance import provenance, short
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS, PAGE = "campaigns.json", "campaigns.md"
-CLIENTS = ("foolbox", "pyautoattack", "torchattacks")
+CLIENTS = ("numpy", "foolbox", "pyautoattack", "torchattacks")
 
 TEXT = """\
 # Campaigns
@@ -62,13 +59,16 @@ def page(rows: dict[str, Any]) -> str:
 
 
 def _source(test: str, seconds: int) -> dict[str, Any]:
+    known = provenance(shlex.join(["pytest", "-m", "campaign", "-k", test, "tests/soundness"]))
+    versions = {name: known[name] for name in ("lipflow", "python", "torch")}
+    versions |= {found.name: found.version for found in metadata.distributions() if found.name in CLIENTS}
     return dict(
-        command=shlex.join(["pytest", "-m", "campaign", "-k", test, "tests/soundness"]),
+        command=known["command"],
         seconds=seconds,
-        date=f"{datetime.now(timezone.utc):%Y-%m-%d}",
-        machine=f"{os.cpu_count()} cores ({platform.machine()})",
-        commit=_commit(),
-        versions=_versions(),
+        date=known["day"],
+        machine=known["machine"],
+        commit=short(known["commit"]),
+        versions=versions,
     )
 
 
@@ -78,22 +78,6 @@ def _words(source: dict[str, Any]) -> str:
         f"`{source['command']}`; {source['seconds']:,} s on {source['machine']}, {source['date']}; "
         f"commit {source['commit']}; {versions}"
     )
-
-
-def _versions() -> dict[str, str]:
-    found = {"lipflow": lipflow.__version__, "python": platform.python_version()}
-    for name in ("torch", "numpy", *CLIENTS):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _commit() -> str:
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=10)
-    return done.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":
