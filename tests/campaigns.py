@@ -61,7 +61,8 @@ def page(rows: dict[str, Any]) -> str:
 def _source(test: str, seconds: int) -> dict[str, Any]:
     known = provenance(shlex.join(["pytest", "-m", "campaign", "-k", test, "tests/soundness"]))
     versions = {name: known[name] for name in ("lipflow", "python", "torch")}
-    versions |= {found.name: found.version for found in metadata.distributions() if found.name in CLIENTS}
+    installed = {found.name: found.version for found in metadata.distributions()}
+    versions |= {name: installed[name] for name in CLIENTS if name in installed}
     return dict(
         command=known["command"],
         seconds=seconds,
