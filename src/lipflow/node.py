@@ -17,6 +17,10 @@ from lipflow.shapes import Shape
 IMAGES = 2  # the size of the batch that a node represents: with one image, `squeeze()` would drop the batch
 
 
+# For errors of functions that users call to get one number.
+NO_NUMBERS = "if it is for .item(), float() or a condition: numbers are unknown while a network is lowered"
+
+
 class LoweringError(ValueError):
     """A network cannot be lowered. Not a TypeError, after which Python's operators would try the other operand."""
 

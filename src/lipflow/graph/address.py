@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lipflow.graph.graph import Builder, numel
-from lipflow.node import IMAGES, LoweringError, Node, Vertex
+from lipflow.node import IMAGES, NO_NUMBERS, LoweringError, Node, Vertex
 
 SPACING = 2**20  # between addresses, half of it random; less where there are many entries
 EXACT_BITS = 52  # integers below 2⁵² are exact in float64
@@ -81,8 +81,7 @@ class Addresses:
             raise LoweringError(f"its result is {result.dtype}, and not float32 or float64")
         if result.ndim < 1 or len(result) != IMAGES:
             raise LoweringError(
-                f"it mixes the images of a batch: its result has shape {tuple(result.shape)}; if it is for .item(), "
-                "float() or a condition, these need numbers, which are unknown while a network is lowered"
+                f"it mixes the images of a batch: its result has shape {tuple(result.shape)}; {NO_NUMBERS}"
             )
         first, second = result.reshape(IMAGES, -1)
         known = self.known[0]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lipflow.node import IMAGES, LoweringError, Node
+from lipflow.node import IMAGES, NO_NUMBERS, LoweringError, Node
 from lipflow.operators import Adjoint, ConvOperator, DenseOperator, FourierMultiplier
 from lipflow.operators.conv import Padding
 from lipflow.operators.multiplier import block_diagonal
@@ -241,8 +241,7 @@ def mean(input: Node, dim: Any = None, keepdim: bool = False) -> Any:
     dims = sorted(d % input.ndim for d in ([dim] if isinstance(dim, int) else dim or []))
     if input.ndim != 4 or dims != [2, 3]:
         raise LoweringError(
-            f"a mean has a rule over the pixels of images only, dim=(2, 3), not over dim={dim}; if it is for .item(), "
-            "float() or a condition, these need numbers, which are unknown while a network is lowered"
+            f"a mean has a rule over the pixels of images only, dim=(2, 3), not over dim={dim}; {NO_NUMBERS}"
         )
     pooled = avg_pool2d(input, list(input.shape[2:]))
     return pooled if keepdim else pooled.flatten(1)
