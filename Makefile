@@ -12,9 +12,6 @@ export MPLBACKEND := Agg
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
-# One thread per worker: the workers share the cores, and more threads make all of them slower.
-ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
-
 # The attack libraries and the documentation tools are installed, so tests that need them must not be skipped.
 INSIST := LIPFLOW_CLIENTS=1 LIPFLOW_DOCS=1
 
@@ -37,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 test: lint  ## Run everything that must pass before a commit: style, types and tests
 	@echo "==> pytest"
-	@$(ONE_THREAD) $(INSIST) $(BIN)/pytest -n $(WORKERS)
+	@$(INSIST) $(BIN)/pytest -n $(WORKERS)
 
 lint: venv  ## Check style, format and types
 	@echo "==> ruff check"
@@ -57,7 +54,7 @@ demo: venv  ## Train, certify, check and attack a small network, and write a rep
 
 campaign: venv  ## Run the long randomised searches and the mutants (may take hours)
 	@echo "==> pytest -m campaign"
-	@$(ONE_THREAD) $(INSIST) $(BIN)/pytest -s -m campaign
+	@$(INSIST) $(BIN)/pytest -s -m campaign
 
 bench: venv  ## Run every benchmark, one after another
 	@for file in $(filter-out %/literal.py %/timing.py, $(wildcard benchmarks/*.py)); do \

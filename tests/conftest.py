@@ -1,10 +1,15 @@
 """Fixtures of all tests: fixed seeds and environment, a cache of their own, and settings of torch that are restored."""
 
+import os
 from collections.abc import Iterator
 
-import pytest
-import torch
-from hypothesis import settings
+# One thread per process, set before torch is imported: with more threads than cores, all are several times slower.
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from hypothesis import settings  # noqa: E402
 
 settings.register_profile("lipflow", deadline=None, derandomize=True)  # machines may be busy
 settings.load_profile("lipflow")

@@ -105,7 +105,7 @@ def _run(scratch: Path, mutant: Mutant, green: list[list[str]]) -> Result:
 
 def _pytest(scratch: Path, arguments: list[str]) -> str | None:
     """The first test that fails, or None if all pass. It is an error if no test runs."""
-    environment = dict(os.environ, PYTHONPATH=str(scratch / "src"), OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
+    environment = dict(os.environ, PYTHONPATH=str(scratch / "src"), PYTHONDONTWRITEBYTECODE="1")
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--tb=no", "-rfE", *arguments]
     done = subprocess.run(command, cwd=scratch, env=environment, capture_output=True, text=True)
     if done.returncode not in (0, 1):

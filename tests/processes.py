@@ -14,7 +14,7 @@ def start(*words: str, **options) -> subprocess.Popen[str]:
     path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
         [sys.executable, *words],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": path},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": path},
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -9,7 +9,7 @@ FOLDER = Path(__file__).parents[2] / "examples" / "lipflow_layers"
 
 
 def run(*arguments: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(FOLDER / "src"), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(FOLDER / "src")}
     done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, cwd=FOLDER)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
