@@ -57,13 +57,14 @@ def test_accuracy_counts_right_and_certified_labels():
     assert certificates.accuracy(truth) == 0.75  # a tie has a label but no radius
     assert certificates.accuracy(truth, 0) == 0.5
     assert certificates.accuracy(truth, "1/2") == 0.25
-    assert certificates.accuracy(truth.numpy()) == certificates.accuracy([0, 0, 0, 0]) == 0.75
+    assert certificates.accuracy(truth.numpy().astype(np.uint16)) == certificates.accuracy([0, 0, 0, 0]) == 0.75
 
 
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
         ([0], r"one integer label for each of 2 images, not torch.int64 \(1,\)"),
+        ([False, True], r"one integer label for each of 2 images, not torch.bool \(2,\)"),
         ([0.0, 1.0], r"one integer label for each of 2 images, not torch.float32 \(2,\)"),
         ([0, 3], "labels are from 0 to 2; one is 3"),
         ([-1, 0], "labels are from 0 to 2; one is -1"),

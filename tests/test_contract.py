@@ -15,6 +15,13 @@ def test_law(law, name):
     law(name)
 
 
+@pytest.mark.parametrize("name", [name for name, layer in contract.LAYERS.items() if layer.lipschitz is not None])
+def test_bound_is_at_most_the_promised_constant(name):
+    layer = contract.LAYERS[name]
+    for trained in (False, True):
+        testing.bound_is_at_most(contract.make(name, trained=trained), layer.shape, layer.lipschitz)
+
+
 COMPILED = ["cpl dense", "cpl conv", "cayley dense", "soc conv", "cayley conv, few to many", "bcop"]
 COMPILED += ["cpl network", "mirrored network"]
 

@@ -28,14 +28,15 @@ Labels = Tensor | np.ndarray | Sequence[int]
 
 
 def as_labels(labels: Labels, images: int, classes: int) -> Tensor:
-    """True labels as a tensor; raise unless there is one class for each image."""
+    """True labels as an int64 tensor; raise unless there is one class for each image."""
     given = torch.as_tensor(labels, device="cpu")
-    if given.shape != (images,) or given.is_floating_point():
+    if given.shape != (images,) or given.is_floating_point() or given.dtype == torch.bool:
         raise ValueError(f"give one integer label for each of {images} images, not {given.dtype} {tuple(given.shape)}")
-    wrong = given[(given < 0) | (given >= classes)]
+    integers = given.long()
+    wrong = integers[(integers < 0) | (integers >= classes)]
     if len(wrong):
         raise ValueError(f"labels are from 0 to {classes - 1}; one is {wrong[0]}")
-    return given
+    return integers
 
 
 @dataclass(frozen=True)

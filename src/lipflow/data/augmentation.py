@@ -35,13 +35,13 @@ def augment(
         raise ValueError(f"augment() needs one index for each image, shape ({batch},); got {tuple(indices.shape)}")
     if padding_mode not in _MODES:
         raise ValueError(f"augment() has the padding modes {', '.join(map(repr, _MODES))}; got {padding_mode!r}")
-    least = min(height, width)
-    if not 0 <= crop_padding < least + (padding_mode == "zeros"):
+    smaller_side = min(height, width)
+    if not 0 <= crop_padding < smaller_side + (padding_mode == "zeros"):
         raise ValueError(
             f"cannot {padding_mode}-pad {height}×{width} images by {crop_padding}; a padding is at least 0, "
             "and at most the smaller side (reflect: less)"
         )
-    if not 0 <= cutout <= least:
+    if not 0 <= cutout <= smaller_side:
         raise ValueError(f"cannot erase a square of side {cutout} from {height}×{width} images")
 
     indices = indices.to(images.device)

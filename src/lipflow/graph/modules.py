@@ -33,7 +33,7 @@ def lowered_forwards(module: nn.Module) -> Iterator[None]:
         for part in module.modules():
             lowering = lowering_of(type(part))
             if lowering is not None and "forward" not in vars(part):
-                part.forward = partial(_call, lowering, part)
+                part.forward = partial(_run_lower, lowering, part)
                 changed.append(part)
         yield
     finally:
@@ -41,7 +41,7 @@ def lowered_forwards(module: nn.Module) -> Iterator[None]:
             del part.forward
 
 
-def _call(lowering: Callable[[Any, Node], Node], part: nn.Module, *args: Any, **kwargs: Any) -> Node:
+def _run_lower(lowering: Callable[[Any, Node], Node], part: nn.Module, *args: Any, **kwargs: Any) -> Node:
     result = lowering(part, *args, **kwargs)
     if not isinstance(result, Node):
         raise LoweringError(f"`lower` of {type(part).__name__} returns a {type(result).__name__}, and not a node")
