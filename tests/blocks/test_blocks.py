@@ -3,6 +3,7 @@
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -99,3 +100,9 @@ def test_the_pair_bound_of_truncation_is_above_the_root_of_two():
 def test_wrong_arguments_are_refused(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_sizes_may_be_integers_of_numpy_and_not_booleans():
+    assert blocks.Truncate(np.int64(3))(torch.zeros(2, 5)).shape == (2, 3)
+    with pytest.raises(ValueError, match="classes must be an integer of at least 1, not True"):
+        blocks.Truncate(True)
