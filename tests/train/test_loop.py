@@ -51,6 +51,20 @@ def test_a_run_without_validation_images_has_no_best_network(tmp_path):
         lipflow.load(tmp_path, "best")
 
 
+def test_a_run_logs_the_accuracy_of_its_batches_and_shows_gradients_to_a_watch(tmp_path):
+    steps = []
+
+    def watch(step, network):
+        steps.append(step)
+        assert all(float(p.grad.abs().max()) > 0 for p in network.parameters())
+
+    train(replace(tiny(tmp_path, epochs=1, batch_size=25), certify_validation=0), watch=watch)
+    assert steps == [1, 2, 3]
+    counts = [line["accuracy"] * size for line, size in zip(log(tmp_path, "step"), (25, 25, 10), strict=True)]
+    assert counts == pytest.approx([round(count) for count in counts])
+    assert any(counts)
+
+
 # The folder of a run
 
 
@@ -203,7 +217,7 @@ def test_nan_weights_are_not_validated(tmp_path, monkeypatch):
 
 def test_an_infinite_loss_stops_the_run(tmp_path, monkeypatch):
     losses = iter([0.5, 0.4, float("inf")])
-    monkeypatch.setattr(Learner, "gradients", lambda *_: next(losses))
+    monkeypatch.setattr(Learner, "gradients", lambda *_: (next(losses), 0.0))
     with pytest.raises(NonFiniteLoss, match=r"the loss is inf at step 3 of 6 .*(?s:.*)not finite: no parameter"):
         train(tiny(tmp_path))
 

@@ -114,8 +114,8 @@ class Learner:
                 yield step, epoch, batch
                 step += 1
 
-    def gradients(self, batch: Tensor, epoch: int) -> float:
-        """Compute the gradient of the mean loss of a batch; return this rank's share of that mean.
+    def gradients(self, batch: Tensor, epoch: int) -> tuple[float, float]:
+        """Compute the gradient of the mean loss of a batch; return this rank's shares of that mean and of the accuracy.
 
         A rank sums over its part and divides by the size of the whole batch. DistributedDataParallel averages over the
         ranks, hence the factor `world`. So the gradient is right even if parts differ in size or are empty.
@@ -129,7 +129,7 @@ class Learner:
             logits = self.parallel(to_unit(images)).float()
         share = self.loss.each(logits, labels, self.network.pair_constants()).sum() / len(batch)
         (share * self.ranks.world).backward()
-        return share.item()
+        return share.item(), (logits.argmax(1) == labels).sum().item() / len(batch)
 
     def _augmented(self, part: Tensor, epoch: int) -> Tensor:
         recipe, images = self.run.recipe, self.split.images[part].to(self.ranks.device)

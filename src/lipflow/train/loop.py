@@ -4,7 +4,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,11 +37,17 @@ class Result:
     exact: Accuracy | None = None  # None if no images were certified
 
 
-def train(run: Run, resume: bool = False) -> Result:
+Watch = Callable[[int, Network], object]  # takes the number of a step, from 1, and the network with its gradients
+
+
+def train(run: Run, resume: bool = False, watch: Watch | None = None) -> Result:
     """Train a network as `run` says, into `run.folder`, or resume the run in that folder.
 
     The result is the network at the end of the schedule, model.safetensors. best.safetensors is the one with the most
     certified validation images, by estimate. Test images are not used.
+
+    `watch`, if given, is called in every step before the weights are updated, on every rank. It must not change the
+    network. Steps after the last checkpoint are repeated when a run is resumed.
     """
     began, folder = time.monotonic(), run.folder
     stored = _stored(run) if resume else None
@@ -69,10 +75,12 @@ def train(run: Run, resume: bool = False) -> Result:
             if ranks.first:
                 _require_unchanged(run, stored)
                 record.write(folder)
-            return _run(record, learner, data, budget, began)
+            return _run(record, learner, data, budget, began, watch)
 
 
-def _run(record: Record, learner: Learner, data: Dataset, budget: Budget | None, start: float) -> Result:
+def _run(
+    record: Record, learner: Learner, data: Dataset, budget: Budget | None, start: float, watch: Watch | None
+) -> Result:
     """Train from the last checkpoint, or the start, to the end of the schedule."""
     ranks, checkpoints = learner.ranks, Checkpoints(learner.run.folder / "checkpoints")
     state = _restore(learner, checkpoints)
@@ -87,7 +95,8 @@ def _run(record: Record, learner: Learner, data: Dataset, budget: Budget | None,
                 began = time.monotonic()
                 state.elapsed = began - start
                 decision = budget.replan(state, record.plan) if budget and ranks.first else 0
-                loss, asked_to_stop, decision = ranks.sum([learner.gradients(batch, epoch), signals.received, decision])
+                found = (*learner.gradients(batch, epoch), signals.received, decision)
+                loss, accuracy, asked_to_stop, decision = ranks.sum(found)
                 if decision:
                     record = replace(record, plan=record.plan.replan(step, round(decision)))
                     if writer:
@@ -95,12 +104,14 @@ def _run(record: Record, learner: Learner, data: Dataset, budget: Budget | None,
                 rate = learner.run.recipe.rate(record.plan.progress(step))
                 if not math.isfinite(loss):
                     raise NonFiniteLoss(divergence_message(loss, step, rate, record, learner, checkpoints.steps()))
+                if watch:
+                    watch(step + 1, learner.network)
                 learner.update(rate)
                 state.step = step + 1
                 state.epoch_loss += loss * len(batch)
                 state.epoch_images += len(batch)
                 if writer:
-                    writer.step(epoch, loss, rate)
+                    writer.step(epoch, loss, accuracy, rate)
                 state.seconds += time.monotonic() - began
                 if state.step % learner.steps_per_epoch == 0 or state.step == record.steps:
                     began = time.monotonic()

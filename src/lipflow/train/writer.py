@@ -63,9 +63,9 @@ class Writer:
         record.write(self.folder)
         self.display.expect(record.steps)
 
-    def step(self, epoch: int, loss: float, rate: float) -> None:
-        """Log a step."""
-        self.log.write("step", self.state.step, epoch=epoch + 1, loss=loss, lr=rate)
+    def step(self, epoch: int, loss: float, accuracy: float, rate: float) -> None:
+        """Log a step: the loss of its batch, and the fraction of the batch that was classified correctly."""
+        self.log.write("step", self.state.step, epoch=epoch + 1, loss=loss, accuracy=accuracy, lr=rate)
         self.display.advance(self.state.step, loss)
 
     def epoch(self, epoch: int, loss: float, validation: Accuracy | None) -> None:
