@@ -98,36 +98,49 @@ def _curve(row: Mapping[str, Any], key: str) -> list[tuple[float, float]]:
     return [(float(eps), 100 * points[eps]) for eps in sorted(points)]
 
 
-def epochs(figure: "Figure", result: Result) -> None:
-    """Accuracy on held-out images after every epoch, on a logarithmic axis as in the paper."""
-    figure.set_size_inches(5.6, 4)
+def course(figure: "Figure", result: Result) -> None:
+    """Accuracy over the steps, on a logarithmic axis: lines of training batches, marks of held-out images."""
+    figure.set_size_inches(6.4, 4)
     axes = figure.add_subplot()
     for i, (label, rows) in enumerate(result["rows"].items()):
         for row in rows:
-            points = row.get("validations", [])
-            x, y = [n for n, _ in points], [100 * value for _, value in points]
-            axes.plot(x, y, marker=MARKS[i % 4], markersize=4, color=COLOURS[i % len(COLOURS)], label=escape(label))
-    axes.set(xlabel="epoch", ylabel="held-out accuracy (%)", xscale="log", ylim=(0, 100))
-    numbers = [n for rows in result["rows"].values() for row in rows for n, _ in row.get("validations", [])]
-    last = max(numbers, default=1)
-    ticks = [n for n in (1, 2, 3, 5, 10, 20, 50, 100, 200) if n <= last]
-    axes.set_xticks(ticks, [str(n) for n in ticks])
-    axes.minorticks_off()
+            colour, line = COLOURS[i % len(COLOURS)], row.get("accuracies", [])
+            _line(axes, [(x, 100 * y) for x, y in line], color=colour, linewidth=1, label=escape(label))
+            each = row.get("steps", 0) / max(1, row.get("epochs", 1))
+            points = [(n * each, 100 * value) for n, value in row.get("validations", [])]
+            _line(axes, points, linestyle="", marker=MARKS[i % 4], markersize=5, color=colour)
+    axes.set(xlabel="training step", ylabel="accuracy (%)", xscale="log", ylim=(0, None))
 
 
-def layers(figure: "Figure", result: Result) -> None:
-    """The norm of the gradient before each layer over that at the scores: trained, and fresh (dashed)."""
-    figure.set_size_inches(5.6, 4)
-    axes = figure.add_subplot()
+def _line(axes: "Axes", points: Sequence[Sequence[float]], **style: Any) -> None:
+    if points:  # Matplotlib cannot draw a logarithmic axis for an empty line
+        axes.plot([x for x, _ in points], [y for _, y in points], **style)
+
+
+def gradients(figure: "Figure", result: Result) -> None:
+    """Norms of gradients: before and after training by layer; of the first layer by step; of the deepest by layer."""
+    figure.set_size_inches(15, 4)
+    ends, first, deepest = figure.subplots(1, 3)
     for i, (label, rows) in enumerate(result["rows"].items()):
+        colour = COLOURS[i % len(COLOURS)]
         for row in rows:
             for state, style in (("trained", "-"), ("fresh", "--")):
                 norms = look_up(row, ("gradient", state)) or []
-                name = f"{label}, {state}"
-                x = [k / max(1, len(norms) - 1) for k in range(len(norms))]
-                axes.plot(x, norms, style, color=COLOURS[i % len(COLOURS)], linewidth=1.2, label=escape(name))
-    axes.set(xlabel="place in the network (0: first layer, 1: last)", ylabel="gradient norm / at the scores")
-    axes.set_yscale("log")
+                points = [(k / max(1, len(norms) - 1), norm) for k, norm in enumerate(norms)]
+                _line(ends, points, linestyle=style, color=colour, linewidth=1.2, label=escape(f"{label}, {state}"))
+            _line(first, row.get("first_gradients", []), color=colour, linewidth=1, label=escape(label))
+    ends.set(
+        xlabel="place in the network (0: first layer, 1: last)", ylabel="gradient before the layer / at the scores"
+    )
+    first.set(xlabel="training step", ylabel="gradient of the weights of the first layer", xscale="log")
+    label, rows = list(result["rows"].items())[-1]
+    profiles = rows[0].get("gradients_by_layer", {})
+    for i, (step, points) in enumerate(profiles.items()):
+        shade = str(0.8 * (1 - i / max(1, len(profiles) - 1)))
+        _line(deepest, points, color=shade, linewidth=1, label=f"step {step}")
+    deepest.set(xlabel=f"layer, of {label}", ylabel="gradient of its weights")
+    for axes in (ends, first, deepest):
+        axes.set_yscale("log")
 
 
 def bars(title: str, unit: str) -> Drawing:

@@ -7,7 +7,7 @@ the depth experiment, before and after training.
 
 from experiments.depth import layers as layers_of
 from experiments.depth import trains
-from experiments.draw import layers
+from experiments.draw import gradients
 from experiments.experiment import NOT_JUDGED, SEEN, Claim, Column, Experiment, Rows, Verdict, every, holds
 from lipflow.report.published import PAPER
 
@@ -56,8 +56,8 @@ EXPERIMENTS = (
             Column("trained, first layer", ("first_trained",), percent=False),
             Column("fresh, first layer", ("first_fresh",), percent=False),
         ),
-        draw=layers,
+        draw=gradients,
         runs=lambda scale: scale.deep(),
-        measures=("gradient",),
+        measures=("gradient", "course"),
     ),
 )

@@ -5,6 +5,7 @@ attacked     L2-PGD against the frozen network, with the steps of the authors
 live         L2-PGD against the live network in float32, for relaxed steps, whose L certifies almost nothing
 effective    the part of L that is used: the slopes of margins at test images
 gradient     the norm of the gradient of the loss before each layer, before and after training
+course       accuracy, and the gradients of the weights, over the steps of a very deep network
 """
 
 import json
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lipflow
+from experiments.deep import course
 from experiments.provenance import certificate_of_test_images, write_json
 from experiments.scale import CERTIFIED_RADII, Scale
 from lipflow.attack import PGD, pgd
@@ -191,6 +193,7 @@ MEASURES: Mapping[str, Callable[[Path, Scale], dict[str, Any]]] = {
     "live": live,
     "effective": effective,
     "gradient": gradient,
+    "course": lambda folder, scale: course(folder),
 }
 STORED_HERE = ("live", "effective", "gradient")  # the commands of the other measures store their results
 

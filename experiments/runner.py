@@ -26,7 +26,7 @@ from experiments.draw import save
 from experiments.experiment import Experiment, Rows
 from experiments.parallel import in_parallel
 from experiments.provenance import provenance, write_json
-from experiments.scale import SCALES, Scale, cost, total
+from experiments.scale import DEEP, SCALES, Scale, cost, total
 from lipflow.report.figure import require_matplotlib
 from lipflow.train.budget import format_duration
 from lipflow.train.run import Run, differences
@@ -261,6 +261,7 @@ def state(run: Run) -> Literal["done", "diverged", "interrupted", "to do"]:
 def ensure(run: Run) -> None:
     """Train a run, or resume it, unless it has finished or diverged (a NaN or infinite loss)."""
     import experiments.sources  # noqa: F401 - adds the datasets of the smaller scales
+    from experiments.deep import record_gradients
     from lipflow.train.loop import train
     from lipflow.train.record import Record
     from lipflow.train.signals import NonFiniteLoss
@@ -273,7 +274,7 @@ def ensure(run: Run) -> None:
         return
     print(f"    {'resuming' if found == 'interrupted' else 'training'} {run.folder.name}", flush=True)
     try:
-        train(run, resume=found == "interrupted")
+        train(run, resume=found == "interrupted", watch=record_gradients(run.folder) if run.model == DEEP else None)
     except NonFiniteLoss as error:
         (run.folder / DIVERGED).write_text(json.dumps({"error": str(error)}) + "\n")
 

@@ -107,8 +107,8 @@ SMALL = Scale(
     recipe={"epochs": 5},
     sources={"cifar10-deep": "cifar10-8x8"},
     models=("cpl-s", "cayley-kw3", "soc-10"),
-    depths={100: 3, 300: 2, 1000: 1},
-    deep_recipe={"batch_size": 128},
+    depths=dict.fromkeys((100, 300, 500, 700, 1000), 4),
+    deep_recipe={"batch_size": 64, "schedule": "linear"},
     attacked=500,
 )
 
@@ -138,7 +138,7 @@ SCALES: Mapping[str, Scale] = {scale.name: scale for scale in (PAPER, SMALL, SMO
 # Milliseconds of one CPU thread for a training image, measured in single steps, or in whole runs (DEEP). Two threads
 # are 1.7 times as fast as one. EVALUATION is the seconds of all measures of a run.
 THREADS = 1.7
-MILLISECONDS = {"cpl-s": 3.0, "cayley-kw3": 2.6, "soc-10": 2.0, DEEP: 0.07}  # DEEP: for each layer
+MILLISECONDS = {"cpl-s": 3.0, "cayley-kw3": 2.6, "soc-10": 2.0, DEEP: 0.04}  # DEEP: for each layer
 TRAINING_IMAGES = 45000
 EVALUATION = {"cpl-s": 70.0, "cayley-kw3": 130.0, "soc-10": 450.0, DEEP: 60.0}
 SMOKE_SECONDS = 2.0

@@ -142,9 +142,9 @@ def used(ours, theirs, spread=0.0):
 
 
 def starts(*seeds):
-    """Accuracies of the deepest network at its epochs, for each seed; the shallowest has learned at epoch 1."""
-    deepest = [{"validations": list(enumerate(values, 1))} for values in seeds]
-    return {"100 layers": [{"validations": [(1, 0.3)]}], "1000 layers": deepest}
+    """Accuracies of the deepest network at its steps, for each seed; the shallowest has learned at step 1."""
+    deepest = [{"accuracies": list(enumerate(values, 1))} for values in seeds]
+    return {"100 layers": [{"accuracies": [(1, 0.3)]}], "1000 layers": deepest}
 
 
 @pytest.mark.parametrize(

@@ -67,12 +67,12 @@ def test_a_folder_is_that_of_one_run(scale):
     assert total(SCALES[scale], list(named.values()) * 2) == total(SCALES[scale], list(named.values()))
 
 
-def test_the_small_scale_takes_twenty_minutes_a_run_except_for_the_deepest_network():
+def test_the_small_scale_takes_twenty_minutes_a_run_except_for_deep_networks():
     runs = [run for experiment in experiments() if experiment.data == "cifar10" for run in runs_of(experiment, "small")]
     seconds = {run.folder.name: cost(SMALL, run) - EVALUATION[run.model] for run in runs}
     (deepest,) = (name for name in seconds if "depth=1000" in name)
-    assert 20 * 60 < seconds.pop(deepest) <= 32 * 60
-    assert max(seconds.values()) <= 20 * 60
+    assert seconds[deepest] == max(seconds.values()) <= 75 * 60
+    assert max(taken for name, taken in seconds.items() if "depth=" not in name) <= 20 * 60
     assert total(SMALL, runs) <= 6.5 * 3600
 
 
@@ -91,7 +91,7 @@ def test_the_paper_scale_has_the_published_runs():
 def test_ensure_resumes_an_interrupted_run_and_repeats_no_other(error, smoke, monkeypatch):
     run, resumed = smoke.run("cpl-s", "cifar10"), []
 
-    def train(run, resume):
+    def train(run, resume, watch):
         resumed.append(resume)
         run.folder.mkdir(parents=True, exist_ok=True)
         Record(run, Plan.of(1), {}).write(run.folder)
