@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 import lipflow
 from experiments.deep import course
+from experiments.parallel import agree, is_first
 from experiments.provenance import certificate_of_test_images, write_json
 from experiments.scale import CERTIFIED_RADII, Scale
 from lipflow.attack import PGD, pgd
@@ -69,7 +70,12 @@ def certified(folder: Path, scale: Scale) -> dict[str, Any]:
     """From the certificate of the test images of the scale; it is made if there is none."""
     run = Record.read(folder).run
     wanted = len(_data(run).test.images[: scale.images])
-    return summary(certificate_of_test_images(folder, wanted, lambda: certify(Certify(folder, limit=scale.images))))
+
+    def work() -> None:
+        certify(Certify(folder, limit=scale.images))
+        agree(0)  # the first process has written the files
+
+    return summary(certificate_of_test_images(folder, wanted, work))
 
 
 def summary(found: CertificateFile) -> dict[str, Any]:
@@ -91,6 +97,7 @@ def attacked(folder: Path, scale: Scale) -> dict[str, Any]:
     wanted, stored = len(found.certificate.truth[: scale.attacked]), found.outcome
     if stored is None or not set(scale.attacked_at) <= set(stored.robust) or len(stored) != wanted:
         attack(Attack(folder, radii=scale.attacked_at, limit=scale.attacked, gallery=0))
+        agree(0)  # the first process has written the files
         found = read(folder, folder.name)
     assert found.outcome is not None
     return {
@@ -206,13 +213,13 @@ def measure(folder: Path, measures: tuple[str, ...], scale: Scale) -> dict[str, 
     known |= {"recorded": dict(record.environment), **training(folder)}
     for name in measures:
         path = folder / f"{name}.json"
-        if name in STORED_HERE and path.is_file():
-            known |= json.loads(path.read_text())
-            continue
-        found = MEASURES[name](folder, scale)
         if name in STORED_HERE:
-            write_json(path, found)
-        known |= found
+            if is_first() and not path.is_file():
+                write_json(path, MEASURES[name](folder, scale))
+            agree(0)  # the others wait for the file
+            known |= json.loads(path.read_text())
+        else:
+            known |= MEASURES[name](folder, scale)
     return known
 
 

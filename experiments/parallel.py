@@ -1,7 +1,11 @@
-"""Work in parallel processes, each with its share of the cores: `--jobs 2`.
+"""Work in parallel processes: several runs at a time with `--jobs 2`, or one run on all processes of torchrun.
 
-Small networks gain little from a second thread, so two runs in parallel, on one core each, take less time than one
-after the other on two cores. A worker stores its results on the disk.
+With --jobs, each process has its share of the cores. Small networks gain little from a second thread, so two runs in
+parallel, on one core each, take less time than one after the other on two cores. A worker stores its results on the
+disk.
+
+Under torchrun, all processes do the same: they train, certify and attack together. The first one does the rest, while
+the others wait, and only it writes and prints.
 """
 
 import multiprocessing
@@ -14,6 +18,19 @@ from multiprocessing.synchronize import Event
 from typing import Any
 
 from lipflow.train.signals import EndedEarly
+
+
+def is_first() -> bool:
+    """Whether this is the first process of torchrun, or the only one."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def agree(value: int) -> int:
+    """The value of the first process, on each process of torchrun. Each waits for all others."""
+    from lipflow.train.distributed import join
+
+    with join("cpu") as ranks:
+        return ranks.agree(value)
 
 
 class Stopped(EndedEarly):

@@ -5,6 +5,7 @@
     python -m experiments --scale small --only margin-cifar10 relaxed
     python -m experiments --scale small --jobs 2               two runs at a time, each with its share of the cores
     python -m experiments --scale small --judge                judge the stored numbers again
+    torchrun --nproc-per-node=8 -m experiments --scale paper   one run at a time, on eight processes
 
 The folder of a run, in runs/experiments/SCALE/, is named after its settings, so that experiments share runs. A finished
 run is not repeated, and an interrupted one is resumed. A result is experiments/results/SCALE/NAME.json.
@@ -12,21 +13,23 @@ run is not repeated, and an interrupted one is resumed. A result is experiments/
 
 import importlib
 import json
+import os
 import shlex
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from experiments.draw import save
 from experiments.experiment import Experiment, Rows
-from experiments.parallel import in_parallel
+from experiments.parallel import agree, in_parallel, is_first
 from experiments.provenance import provenance, write_json
-from experiments.scale import DEEP, SCALES, Scale, cost, total
+from experiments.scale import DEEP, SCALES, Scale, cost, parallel, total
 from lipflow.report.figure import require_matplotlib
 from lipflow.train.budget import format_duration
 from lipflow.train.run import Run, differences
@@ -87,9 +90,9 @@ def main(words: Sequence[str] | None = None) -> int:
 
     words = sys.argv[1:] if words is None else list(words)
     options = tyro.cli(Options, args=words, prog="python -m experiments")
-    return exit_code_of(
-        "experiments", lambda: list_or_run(options, f"python -m experiments {shlex.join(words)}".strip())
-    )
+    command = f"python -m experiments {shlex.join(words)}".strip()
+    with nullcontext() if is_first() else redirect_stdout(None):
+        return exit_code_of("experiments", lambda: list_or_run(options, command))
 
 
 def exit_code_of(program: str, work: Callable[[], int]) -> int:
@@ -113,6 +116,8 @@ def list_or_run(options: Options, command: str) -> int:
     """Do what the options say; return 1 if an experiment failed, and 0 otherwise."""
     if options.jobs < 1:
         raise ValueError(f"--jobs is at least 1, not {options.jobs}")
+    if options.jobs > 1 and "RANK" in os.environ:
+        raise ValueError(f"--jobs {options.jobs} and torchrun exclude each other: torchrun makes one run at a time")
     chosen, scale = experiments(options.only), scale_of(options)
     if options.list:
         show(chosen, scale)
@@ -152,7 +157,10 @@ def run_all(chosen: Sequence[Experiment], scale: Scale, options: Options, comman
             print(f"    skipped: {experiment.data} was not found (lipflow data NAME, or --data-dir)", flush=True)
             continue
         try:
-            write(experiment, run_one(experiment, scale, command), options)
+            result = run_one(experiment, scale, command)
+            if is_first():
+                write(experiment, result, options)
+            agree(0)  # the others wait, as torchrun ends all processes when one has ended
         except EndedEarly:
             raise
         except Exception:
@@ -249,7 +257,10 @@ def in_rounds(planned: Mapping[str, Sequence[Run]]) -> list[Run]:
     return [run for seeds in zip_longest(*planned.values()) for run in seeds if run]
 
 
-def state(run: Run) -> Literal["done", "diverged", "interrupted", "to do"]:
+State = Literal["done", "diverged", "interrupted", "to do"]
+
+
+def state(run: Run) -> State:
     """The state of the run in a folder."""
     if (run.folder / "model.safetensors").is_file():
         return "done"
@@ -266,15 +277,17 @@ def ensure(run: Run) -> None:
     from lipflow.train.record import Record
     from lipflow.train.signals import NonFiniteLoss
 
-    found = state(run)
+    states = get_args(State)
+    found = states[agree(states.index(state(run)))]
     if found != "to do" and (changed := differences(Record.read(run.folder).run, run)):
         raise ValueError(f"{run.folder} holds another run: {', '.join(map(str, changed))}; move it away")
     if found in ("done", "diverged"):
         print(f"    {found} already: {run.folder.name}", flush=True)
         return
     print(f"    {'resuming' if found == 'interrupted' else 'training'} {run.folder.name}", flush=True)
+    watch = record_gradients(run.folder) if run.model == DEEP and is_first() else None
     try:
-        train(run, resume=found == "interrupted", watch=record_gradients(run.folder) if run.model == DEEP else None)
+        train(run, resume=found == "interrupted", watch=watch)
     except NonFiniteLoss as error:
         (run.folder / DIVERGED).write_text(json.dumps({"error": str(error)}) + "\n")
 
@@ -310,5 +323,12 @@ def show(chosen: Sequence[Experiment], scale: Scale) -> None:
             expected = format_duration(cost(scale, run)) if status in ("to do", "interrupted") else ""
             print(f"  {status:<12} {expected:>7}  {run.folder.name}")
     left = [run for run in counted.values() if state(run) in ("to do", "interrupted")]
-    where = "on the authors' machine, by their seconds an epoch" if scale.name == "paper" else "on two cores"
-    print(f"{len(counted)} runs, {len(left)} to do: about {format_duration(total(scale, left))} {where}")
+    expected = f"about {format_duration(total(scale, left))}"
+    if scale.name == "paper":
+        eight = format_duration(parallel(scale, left, 8))
+        expected += (
+            f" on one GPU like the authors', {eight} on eight of them (a run on each), by their seconds an epoch"
+        )
+    print(
+        f"{len(counted)} runs, {len(left)} to do: {expected if scale.name == 'paper' else expected + ' on two cores'}"
+    )

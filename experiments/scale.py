@@ -143,12 +143,15 @@ TRAINING_IMAGES = 45000
 EVALUATION = {"cpl-s": 70.0, "cayley-kw3": 130.0, "soc-10": 450.0, DEEP: 60.0}
 SMOKE_SECONDS = 2.0
 
+# GFLOP of a training image, forward and backward, as torch's FlopCounterMode counts them (DEEP: for each layer).
+OPERATIONS = {"cpl-s": 1.106, DEEP: 0.0206}
+
 
 def cost(scale: Scale, run: Run) -> float:
-    """The expected seconds of a run and its evaluation; at the paper's scale, on the authors' machine.
+    """The expected seconds of a run and its evaluation; at the paper's scale, of training on one GPU of the authors.
 
     That is the published time of an epoch times the epochs. The paper has no time for very deep networks, which are
-    scaled from CPL-S by layers times channels, and for SOC+, which has the layers of SOC.
+    taken to make as many operations a second as CPL-S, and none for SOC+, which has the layers of SOC.
     """
     layers = float(str(run.model_args["depth"])) if run.model == DEEP else 1.0
     if scale.name == "smoke":
@@ -158,9 +161,17 @@ def cost(scale: Scale, run: Run) -> float:
         return milliseconds / 1000 / THREADS + EVALUATION[run.model]
     epoch = TABLES[run.data]["cpl-s" if run.model == DEEP else run.model.replace("+", "")].seconds
     assert epoch is not None
-    return run.recipe.epochs * epoch * (layers * 30 / (20 * 45) if run.model == DEEP else 1.0)
+    return run.recipe.epochs * epoch * (layers * OPERATIONS[DEEP] / OPERATIONS["cpl-s"] if run.model == DEEP else 1.0)
 
 
 def total(scale: Scale, runs: Sequence[Run]) -> float:
     """The cost of runs, each counted once."""
     return sum(cost(scale, run) for run in {run.folder: run for run in runs}.values())
+
+
+def parallel(scale: Scale, runs: Sequence[Run], machines: int) -> float:
+    """The cost of runs if each machine takes the next one when it is free, the longest first."""
+    busy = [0.0] * machines
+    for seconds in sorted((cost(scale, run) for run in {run.folder: run for run in runs}.values()), reverse=True):
+        busy[busy.index(min(busy))] += seconds
+    return max(busy)

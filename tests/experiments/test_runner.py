@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 from dataclasses import replace
@@ -9,15 +10,18 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from experiments.draw import save
 from experiments.runner import MODULES, Options, as_trained, ensure, experiments, main, scale_of, state, work_of
-from experiments.scale import EVALUATION, SCALES, SMALL, cost, total
+from experiments.scale import DEEP, EVALUATION, OPERATIONS, SCALES, SMALL, cost, parallel, total
+from lipflow.models import build
 from lipflow.report.published import CIFAR10
 from lipflow.train.record import Record
 from lipflow.train.schedule import Plan
 from lipflow.train.signals import Interrupted, NonFiniteLoss
-from tests.processes import TIMEOUT_SECONDS, start
+from tests.processes import TIMEOUT_SECONDS, start, torchrun
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,7 +68,10 @@ def test_a_folder_is_that_of_one_run(scale):
     named = {}
     for run in (run for experiment in experiments() for run in runs_of(experiment, scale)):
         assert named.setdefault(run.folder, run) == run
-    assert total(SCALES[scale], list(named.values()) * 2) == total(SCALES[scale], list(named.values()))
+    once, twice = list(named.values()), list(named.values()) * 2
+    assert total(SCALES[scale], twice) == total(SCALES[scale], once) == pytest.approx(parallel(SCALES[scale], once, 1))
+    longest = max(cost(SCALES[scale], run) for run in once)
+    assert longest <= parallel(SCALES[scale], twice, 8) <= total(SCALES[scale], once) / 8 + longest
 
 
 def test_the_small_scale_takes_twenty_minutes_a_run_except_for_deep_networks():
@@ -235,3 +242,30 @@ def test_a_figure_can_be_drawn_without_measurements(experiment, tmp_path):
     result = {"title": experiment.title, "scale": "smoke", "columns": columns, "published": {}, "rows": rows}
     save(experiment.draw, result, tmp_path / "f.png")
     assert (tmp_path / "f.png").is_file()
+
+
+def test_two_processes_of_torchrun_measure_what_one_does(tmp_path, words):
+    assert main(words("--only", "depth", "gradient")) == 0
+    alone = json.loads((tmp_path / "results" / "smoke" / "gradient.json").read_text())["rows"]
+    shutil.rmtree(tmp_path / "runs")
+    output = torchrun("-m", "experiments", *words("--only", "depth", "gradient"))
+    assert output.count("training cpl") == output.count("==>") == 2  # only the first process prints
+    together = json.loads((tmp_path / "results" / "smoke" / "gradient.json").read_text())["rows"]
+    assert list(together) == list(alone)
+    for label, (one,) in alone.items():
+        (two,) = together[label]
+        assert (one["recorded"]["processes"], two["recorded"]["processes"]) == (1, 2)
+        for key in ("loss", "first_fresh", "first_trained"):
+            assert two[key] == pytest.approx(one[key], rel=1e-4)
+        assert len(two["first_gradients"]) == 1
+
+
+def test_operations_of_very_deep_networks_are_those_that_torch_counts():
+    def count(layers, images):
+        network = build("cpl", 10, (3, 32, 32), depth=layers).train()
+        with FlopCounterMode(display=False) as counter:
+            network(torch.zeros(images, 3, 32, 32)).sum().backward()
+        return counter.get_total_flops() / 1e9
+
+    of_images = [count(layers, 3) - count(layers, 1) for layers in (2, 4)]
+    assert (of_images[1] - of_images[0]) / 4 == pytest.approx(OPERATIONS[DEEP], rel=0.01)
