@@ -248,6 +248,7 @@ def test_main_returns_0_for_true_certificates_and_says_why_others_are_rejected(g
             "accepted: 40 radii follow from their scores; the scores of 32 of 40 images were recomputed (--",
         ),
         ([str(good), "--full"], 0, "the scores of 40 of 40 images were recomputed; L = "),
+        ([str(good)], 0, "; the true labels, and so the accuracy, are not verified\n"),
         ([str(tmp_path)], 1, "certificate.json is missing"),
         ([str(good / CLAIMS)], 1, "cannot be read: NotADirectoryError"),
         ([], 2, "python -m lipflow.check FOLDER"),
