@@ -208,7 +208,7 @@ def test_the_slack_of_a_long_band_grows_with_the_root_of_its_length():
 
 
 def test_sizes_are_integers_and_steps_are_floats():
-    """With a width of 4.0, errors would be rounded floats; the program would round a step of 2⁵³ + 3, and L would not."""
+    """A width of 4.0 would make errors rounded floats. A step of 2⁵³ + 3 is rounded by the program, and not in L."""
     operator = dict(kind="fourier", adjoint=False, geometry=dict(in_size=[4, 4]), real="re", imaginary="im")
     step = dict(kind="descent", op=operator, bias=None, sigma="relu", h=2.0**53 + 4, follows=False)
     assert check.matches(step, check.PRIMITIVE)
