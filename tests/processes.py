@@ -3,18 +3,19 @@
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 TIMEOUT_SECONDS = 600
 REPOSITORY = Path(__file__).parents[1]
 
 
-def start(*words: str, **options) -> subprocess.Popen[str]:
-    """Start `python …` in the repository, with stdout and stderr in one stream."""
+def start(*words: str, settings: Mapping[str, str] | None = None, **options) -> subprocess.Popen[str]:
+    """Start `python …` in the repository, with stdout and stderr in one stream and `settings` in the environment."""
     path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
         [sys.executable, *words],
-        env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": path},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": path, **(settings or {})},
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -207,20 +207,13 @@ def test_the_slack_of_a_long_band_grows_with_the_root_of_its_length():
         check.verify_band(diagonal, below, Fraction(0), 1 - Fraction(1, 2**36), "it")
 
 
-def test_the_width_of_a_fourier_map_is_an_integer():
-    """With 4.0 the errors would be rounded floats and not rationals."""
-    parts = np.ones((4, 3, 1, 1)), np.zeros((4, 3, 1, 1))
-    check.Fourier(*parts, dict(in_size=[4, 4]))
-    with pytest.raises(check.Rejected, match="w // 2"):
-        check.Fourier(*parts, dict(in_size=[4, 4.0]))
-
-
-def test_a_step_size_is_the_float_that_is_used():
-    """2⁵³ + 3 is not a float64: the program multiplies by 2⁵³ + 4, so L must use that."""
-    op = dict(kind="matrix", geometry={}, adjoint=False, weight="weight")
-    described = dict(kind="descent", op=op, bias="bias", h=2**53 + 3, sigma="relu")
-    step = check.Descent(described, dict(weight=np.ones((1, 1)), bias=np.ones(1)), dict(norm=1 + 2.0**-30), "it")
-    assert Fraction(step.run(np.zeros((1, 1))).item()) == -step.h
+def test_sizes_are_integers_and_steps_are_floats():
+    """A width of 4.0 would make errors rounded floats. A step of 2⁵³ + 3 is rounded by the program, and not in L."""
+    operator = dict(kind="fourier", adjoint=False, geometry=dict(in_size=[4, 4]), real="re", imaginary="im")
+    step = dict(kind="descent", op=operator, bias=None, sigma="relu", h=2.0**53 + 4, follows=False)
+    assert check.matches(step, check.PRIMITIVE)
+    assert not check.matches(dict(step, h=2**53 + 3), check.PRIMITIVE)
+    assert not check.matches(dict(operator, geometry=dict(in_size=[4, 4.0])), check.OPERATOR)
 
 
 # Changed files: without a new digest every change is noticed; with one, the false claim is
@@ -248,6 +241,7 @@ def test_main_returns_0_for_true_certificates_and_says_why_others_are_rejected(g
             "accepted: 40 radii follow from their scores; the scores of 32 of 40 images were recomputed (--",
         ),
         ([str(good), "--full"], 0, "the scores of 40 of 40 images were recomputed; L = "),
+        ([str(good)], 0, "; the true labels, and so the accuracy, are not verified\n"),
         ([str(tmp_path)], 1, "certificate.json is missing"),
         ([str(good / CLAIMS)], 1, "cannot be read: NotADirectoryError"),
         ([], 2, "python -m lipflow.check FOLDER"),

@@ -1,10 +1,12 @@
 """Frozen networks: values, constants, files, and errors."""
 
+import contextlib
 import copy
 import ctypes.util
 import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import lipflow
+from lipflow import blocks
 from lipflow.graph.file import describe
 from lipflow.operators.certified import certified_operator
 from lipflow.primitives import Descent, TruncatedExponential
@@ -272,16 +275,66 @@ def test_images_of_another_shape_are_refused_with_a_hint(shape, hint):
             program(x)
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the modes have other numbers on other processors")
-@pytest.mark.parametrize("mode", [0x400, 0x800, 0xC00], ids=["down", "up", "to zero"])
-def test_other_rounding_modes_are_refused(mode):
-    graph, modes = lipflow.freeze(LINEAR, (4,)).graph, ctypes.CDLL(ctypes.util.find_library("m"))
+X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="the modes have other numbers on other processors")
+
+
+@contextlib.contextmanager
+def _rounding(mode: int) -> Iterator[None]:
+    modes = ctypes.CDLL(ctypes.util.find_library("m"))
     modes.fesetround(mode)
     try:
-        with pytest.raises(RuntimeError, match="does not round to nearest"):
-            lipflow.Frozen.of(graph)
+        yield
     finally:
         modes.fesetround(0)
+
+
+@X86
+@pytest.mark.parametrize("mode", [0x400, 0x800, 0xC00], ids=["down", "up", "to zero"])
+def test_other_rounding_modes_are_refused(mode):
+    frozen = lipflow.freeze(LINEAR, (4,))
+    for program in (lambda: lipflow.Frozen.of(frozen.graph), lambda: lipflow.certify(frozen, torch.rand(2, 4))):
+        with _rounding(mode), pytest.raises(RuntimeError, match=r"does not round to nearest.*fesetround"):
+            program()
+
+
+@X86
+def test_other_rounding_modes_of_worker_threads_are_refused():
+    """They keep the mode of the thread that started them, in which it has been reset."""
+    frozen = lipflow.freeze(LINEAR, (4,))
+
+    def certify() -> None:
+        torch.set_num_threads(2)
+        with _rounding(0x800):
+            torch.rand(2**20).sqrt()  # starts a worker
+        with pytest.raises(RuntimeError, match="does not round to nearest"):
+            lipflow.certify(frozen, torch.rand(2, 4))
+
+    with ThreadPoolExecutor(1) as fresh:
+        fresh.submit(certify).result()
+
+
+def test_flushed_numbers_are_refused():
+    frozen = lipflow.freeze(LINEAR, (4,))
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush subnormal numbers")
+    with pytest.raises(RuntimeError, match=r"flushes subnormal.*set_flush_denormal\(False\)"):
+        lipflow.certify(frozen, torch.rand(2, 4))
+    torch.set_flush_denormal(False)
+    lipflow.certify(frozen, torch.rand(2, 4))
+
+
+def test_networks_frozen_in_inference_mode_have_gradients(tmp_path):
+    """Attacks use them. A factor and the directions of an activation are saved for the backward pass."""
+    live = nn.Sequential(blocks.Normalize(0.5, 0.25), blocks.Householder(4), nn.Linear(4, 2)).double().eval()
+    with torch.inference_mode():
+        frozen = lipflow.freeze(live, (4,))
+        frozen.save(tmp_path / "f.safetensors")
+        loaded = lipflow.Frozen.load(tmp_path / "f.safetensors")
+        lipflow.certify(loaded, torch.rand(2, 4))
+    x = torch.rand(3, 4, dtype=torch.float64, requires_grad=True)
+    expected = torch.autograd.grad(live(x).square().sum(), x)[0]
+    for network in (frozen, loaded):
+        torch.testing.assert_close(torch.autograd.grad(network(x).square().sum(), x)[0], expected)
 
 
 def test_digest_covers_every_number():

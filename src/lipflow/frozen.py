@@ -29,7 +29,7 @@ from lipflow.pixels import to_unit
 from lipflow.primitives import Constant
 from lipflow.rounding import RANGE, require_arithmetic, subnormal
 from lipflow.shapes import Shape, in_shape_of, require_batch, shape_of
-from lipflow.torch_state import on_cpu
+from lipflow.torch_state import on_cpu, without_inference
 from lipflow.untrusted import json_object
 
 MAX_CHUNK_IMAGES = 64  # in a chunk of layers that have more weights than values per image
@@ -155,6 +155,7 @@ class Frozen:
 
     @staticmethod
     @on_cpu
+    @without_inference
     def load(path: str | Path) -> "Frozen":
         """Read a network from a file, and bound every norm again."""
         tensors, metadata = read_tensors(Path(path))
@@ -163,14 +164,14 @@ class Frozen:
         description = json_object(Path(path), metadata["lipflow"].encode())
         if "model" in description:
             raise ValueError(f"{path} is a network that is not frozen: use lipflow.freeze(lipflow.load(path))")
-        if description.get("schema") != SCHEMA:
+        if type(description.get("schema")) is not int or description["schema"] != SCHEMA:
             raise ValueError(
                 f"{path} has schema {description.get('schema')!r}, of another version of lipflow; this version reads "
                 f"schema {SCHEMA}: freeze and certify the network again"
             )
         try:
             return Frozen.of(*restored(description, tensors))
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError) as error:
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
             raise ValueError(f"{path} does not describe a network: {kind}{error}") from None
 
@@ -201,6 +202,7 @@ class _Module(nn.Module):
 
 
 @on_cpu
+@without_inference
 @torch.no_grad()
 def freeze(model: nn.Module | Frozen, in_shape: Shape | None = None, domain: Domain | None = None) -> Frozen:
     """Lower a network to primitives in float64, bound every norm, and return a network that `certify` takes.

@@ -23,6 +23,8 @@ RANGE = Fraction(2**900)  # the most that a stored number, the norm of a value a
 # constants that are at most the stated ones.
 SLACK = Fraction(1, 2**32)
 
+PARALLEL = 2**16  # entries for each thread: torch divides an operation by entry in chunks of at least 2¹⁵
+
 
 def gamma(n: int) -> Fraction:
     """γ_n = nu/(1 - nu), the relative error of n roundings."""
@@ -143,9 +145,13 @@ def power_of_two(x: float) -> float:
 
 
 def require_arithmetic() -> None:
-    """Raise if float64 arithmetic does not round to nearest, as far as a quick test can tell."""
-    one, numbers = torch.ones(1, dtype=torch.float64), torch.arange(1, 10001, dtype=torch.float64)
-    half = one * 2.0**-53
+    """Raise if float64 arithmetic does not round to nearest, or flushes subnormal numbers, as far as a test can tell.
+
+    Each thread has its own modes. A tensor of this size is divided among all threads of torch, which take the modes of
+    the thread that starts them and keep these.
+    """
+    one, numbers = torch.ones(PARALLEL * torch.get_num_threads(), dtype=torch.float64), torch.arange(1, 10001)
+    numbers, half = numbers.double(), one * 2.0**-53
     results = [
         one + half == one,  # ties go to even
         one + half * 1.5 > one,
@@ -154,5 +160,13 @@ def require_arithmetic() -> None:
         (one * 2.0**27 + 1).square() - 2.0**54 == 2.0**28,
         numbers @ numbers == 10000 * 10001 * 20001 // 6,
     ]
-    if not all(bool(result) for result in results):
-        raise RuntimeError("float64 arithmetic of this process does not round to nearest, so nothing can be certified")
+    if not all(bool(result.all()) for result in results):
+        raise RuntimeError(
+            "float64 arithmetic of this process does not round to nearest, so nothing can be certified; do not change "
+            "the rounding mode (fesetround), also not where torch starts its threads"
+        )
+    if not bool((one * NORMAL * 0.5).view(torch.int64).all()):  # by their bits: comparisons flush too
+        raise RuntimeError(
+            "float64 arithmetic of this process flushes subnormal numbers to 0, so nothing can be certified; call "
+            "torch.set_flush_denormal(False), also where torch starts its threads"
+        )

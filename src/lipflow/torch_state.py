@@ -74,6 +74,17 @@ def _outside_of_inference() -> Iterator[None]:
         yield
 
 
+def without_inference(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function so that it creates ordinary tensors in inference mode, too: they can have gradients later."""
+
+    @wraps(function)
+    def wrapper(*arguments: P.args, **named: P.kwargs) -> T:
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+            return function(*arguments, **named)
+
+    return wrapper
+
+
 def on_cpu(function: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function so that it creates its tensors on the CPU, whatever the default device is."""
 

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from lipflow.certificate.rule import Certificates, from_logits, require_pixels
 from lipflow.frozen import Frozen
+from lipflow.rounding import require_arithmetic
 from lipflow.shapes import format_batch, require_batch
 from lipflow.torch_state import on_cpu
 
@@ -24,5 +25,6 @@ def certify(frozen: Frozen, images: Tensor) -> Certificates:
         )
     require_batch(images, frozen.in_shape)
     require_pixels(images, frozen.domain)
+    require_arithmetic()
     logits = torch.cat([frozen(chunk) for chunk in images.split(CHUNK_IMAGES)])
     return from_logits(logits, frozen.pair_bounds, frozen.rounding)

@@ -4,8 +4,10 @@ The description is a list of primitives, whose tensors have names, and a list of
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, get_origin
+import json
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, get_args, get_origin
 
 import torch
 from torch import Tensor
@@ -15,10 +17,13 @@ from lipflow.graph.graph import Graph
 from lipflow.node import LoweringError, Vertex
 from lipflow.operators import ConvOperator, DenseOperator, FourierMultiplier, LinearOperator
 from lipflow.operators.certified import CertifiedAdjoint, CertifiedFourier, CertifiedOperator, certified_operator
+from lipflow.operators.operator import Adjoint
 from lipflow.primitives import KINDS, NONLINEARITIES, Input, Primitive
 from lipflow.primitives.nonlinearity import EXACT_SIGMAS, Nonlinearity, name_of
+from lipflow.shapes import Shape
 
 SCHEMA = 2
+MAX_ENTRIES = 2**31  # of a value: the indices of a gather are stored in 32 bits
 
 
 def tensors_of(p: Primitive) -> list[tuple[str, Tensor]]:
@@ -91,69 +96,109 @@ def _plain(value: Any, name: Callable[[Tensor], str]) -> Any:
 
 
 def restored(description: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Graph, Domain]:
-    """The inverse of `describe`. Every norm is bounded again."""
-    primitives = [_primitive(i, entry, tensors) for i, entry in enumerate(description["primitives"])]
-    vertices: list[Vertex] = []
-    for i, ((which, *inputs), name) in enumerate(zip(description["vertices"], description["names"], strict=True)):
-        if not all(type(j) is int for j in (which, *inputs)) or not 0 <= which < len(primitives):
+    """The inverse of `describe`, which refuses what `describe` does not write. Every norm is bounded again."""
+    _require_fields("the network", description, ("schema", "domain", "primitives", "vertices", "names", "note"))
+    named = _Tensors(tensors)
+    primitives = [_primitive(i, entry, named) for i, entry in enumerate(description["primitives"])]
+    if unused := sorted(tensors.keys() - named.used):
+        raise ValueError(f"no primitive uses the tensors {unused[:9]}")
+    if unused := sorted(set(range(len(primitives))) - {which for which, *_ in description["vertices"]}):
+        raise ValueError(f"no vertex uses the primitives {unused[:9]}")
+    shapes: list[Shape] = []
+    for i, (which, *inputs) in enumerate(description["vertices"]):
+        if not _is(list[int], [which, *inputs]) or not 0 <= which < len(primitives):
             raise ValueError(f"vertex {i} is {[which, *inputs]}, which are not a primitive and indices of vertices")
         p = primitives[which]
         if not all(0 <= j < i for j in inputs) or isinstance(p, Input) != (i == 0):
             raise ValueError(f"vertex {i} does not come after its inputs")
-        taken = tuple(vertices[j] for j in inputs)
-        vertices.append(Vertex(p, taken, p.out_shape(*(v.shape for v in taken)), str(name)))
-    if not vertices:
+        shapes.append(p.out_shape(*(shapes[j] for j in inputs)))
+        if math.prod(shapes[i]) > MAX_ENTRIES:
+            raise ValueError(f"vertex {i} has the shape {shapes[i]}, of more than {MAX_ENTRIES} entries")
+    if not shapes:
         raise ValueError("the file holds no network")
+    for key, wanted in (("domain", tuple[float, float]), ("names", list[str]), ("note", str)):
+        if not _is(wanted, description[key]):
+            raise ValueError(f"the {key} of a network cannot be {description[key]!r}")
+    # Norms are bounded after all shapes were compared: it takes long for an operator of a forged size.
+    primitives = [_with_norm(p) for p in primitives]
+    vertices: list[Vertex] = []
+    for (which, *inputs), shape, name in zip(description["vertices"], shapes, description["names"], strict=True):
+        vertices.append(Vertex(primitives[which], tuple(vertices[j] for j in inputs), shape, name))
     low, high = description["domain"]
-    if not all(type(number) in (int, float) for number in (low, high)):
-        raise ValueError(f"a domain is two numbers, not {[low, high]}")
-    return Graph(tuple(vertices), str(description["note"])), (float(low), float(high))
+    return Graph(tuple(vertices), description["note"]), (low, high)
 
 
-def _primitive(index: int, entry: dict[str, Any], tensors: dict[str, Tensor]) -> Primitive:
+def _with_norm(p: Primitive) -> Primitive:
+    op = getattr(p, "op", None)
+    return p if op is None else dataclasses.replace(p, op=certified_operator(op))  # pyright: ignore[reportCallIssue]
+
+
+class _Tensors:
+    """The tensors of a file by name, and the names that were used."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.tensors, self.used = tensors, set[str]()
+
+    def __call__(self, name: str, dtype: torch.dtype = torch.float64) -> Tensor:
+        t = self.tensors.get(name)
+        if t is None or t.dtype != dtype or not t.numel() or not bool(torch.isfinite(t).all()):
+            raise ValueError(f"the file has no finite {str(dtype).removeprefix('torch.')} tensor {name!r}")
+        self.used.add(name)
+        return t
+
+
+def _require_fields(what: str, entry: dict[str, Any], names: Iterable[str]) -> None:
+    if entry.keys() != set(names):
+        raise ValueError(f"{what} has the fields {', '.join(names)}, not {', '.join(map(str, entry))}")
+
+
+def _is(wanted: Any, value: Any) -> bool:
+    """Whether a value of a JSON file is of a type. An integer is not a float, and true is not 1."""
+    args = get_args(wanted)
+    if not args:
+        return type(value) is wanted
+    of_length = get_origin(wanted) is tuple and ... not in args
+    fits = type(value) is list and all(type(v) is args[0] for v in value)
+    return fits and (not of_length or len(value) == len(args))
+
+
+def _primitive(index: int, entry: dict[str, Any], tensors: _Tensors) -> Primitive:
     """A primitive from its description and the tensors of the file."""
     kind = KINDS.get(entry.get("kind", ""))
     if kind is None:
         raise ValueError(f"primitive {index} is of an unknown kind: {entry.get('kind')!r}")
-    return kind(**{f.name: _field(kind, f, entry[f.name], tensors) for f in dataclasses.fields(kind)})
+    fields = dataclasses.fields(kind)
+    _require_fields(f"a {kind.kind} primitive", entry, ("kind", *(f.name for f in fields)))
+    return kind(**{f.name: _field(kind, f, entry[f.name], tensors) for f in fields})
 
 
-def _field(kind: type[Primitive], field: dataclasses.Field[Any], value: Any, tensors: dict[str, Tensor]) -> Any:
+def _field(kind: type[Primitive], field: dataclasses.Field[Any], value: Any, tensors: _Tensors) -> Any:
     """The value of a field of a primitive, by its type: the inverse of `_plain`."""
     wanted: Any = field.type
     if wanted is LinearOperator:
         return _operator(value, tensors)
-    if wanted is Nonlinearity:
-        if value not in EXACT_SIGMAS:
-            raise ValueError(f"a {kind.kind} primitive cannot be built from σ = {value!r}")
+    if wanted is Nonlinearity and value in EXACT_SIGMAS:
         return NONLINEARITIES[value]
     if wanted == Tensor | None and value is None:
         return None
     if wanted in (Tensor, Tensor | None):
         index = field.name == "index"
-        return _tensor(tensors, value, torch.int32).to(torch.int64) if index else _tensor(tensors, value)
-    if get_origin(wanted) is tuple:
-        return tuple(value or ())
-    number, numbers = (float, value) if wanted == list[float] else (wanted, [value])
-    if number in (int, float, bool) and any(type(n) is not number for n in numbers):
+        return tensors(value, torch.int32).to(torch.int64) if index else tensors(value)
+    if not _is(wanted, value):
         raise ValueError(f"the {field.name} of a {kind.kind} primitive cannot be {value!r}")
-    return value
+    return tuple(value) if get_origin(wanted) is tuple else value
 
 
-def _operator(entry: dict[str, Any], tensors: dict[str, Tensor]) -> CertifiedOperator:
+def _operator(entry: dict[str, Any], tensors: _Tensors) -> LinearOperator:
     kind = {kind: made for made, kind in _OPERATORS.items()}.get(entry["kind"])
     if kind is None:
         raise ValueError(f"an operator is of an unknown kind: {entry['kind']!r}")
-    if kind is FourierMultiplier:
-        weight = torch.complex(_tensor(tensors, entry["real"]), _tensor(tensors, entry["imaginary"]))
-    else:
-        weight = _tensor(tensors, entry["weight"])
-    op = certified_operator(kind(weight, **entry["geometry"]))
-    return op.certified_adjoint() if entry["adjoint"] else op
-
-
-def _tensor(tensors: dict[str, Tensor], name: str, dtype: torch.dtype = torch.float64) -> Tensor:
-    t = tensors.get(name)
-    if t is None or t.dtype != dtype or not bool(torch.isfinite(t).all()):
-        raise ValueError(f"the file has no finite {str(dtype).removeprefix('torch.')} tensor {name!r}")
-    return t
+    weights = ("real", "imaginary") if kind is FourierMultiplier else ("weight",)
+    _require_fields(f"a {entry['kind']} operator", entry, ("kind", "geometry", "adjoint", *weights))
+    values = [tensors(entry[name]) for name in weights]
+    plain = kind(torch.complex(*values) if kind is FourierMultiplier else values[0], **entry["geometry"])
+    if json.dumps(plain.geometry, sort_keys=True) != json.dumps(entry["geometry"], sort_keys=True):
+        raise ValueError(f"the geometry of this operator is {plain.geometry}, not {entry['geometry']}")
+    if type(entry["adjoint"]) is not bool:
+        raise ValueError(f"an operator is an adjoint or not, so `adjoint` cannot be {entry['adjoint']!r}")
+    return Adjoint(plain) if entry["adjoint"] else plain

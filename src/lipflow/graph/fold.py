@@ -166,7 +166,8 @@ def pairs_of(graph: Graph, lipschitz: Sequence[float], norm: Norm) -> Tensor:
         rows, errors = carried.pop(id(vertex))
         steps = _back(vertex, rows, norm) if classes * numel(vertex) <= MAX_ENTRIES else None
         if steps is None:
-            both_errors = torch.tensor([[up(a + b) for a in errors] for b in errors], dtype=torch.float64)
+            # One error of each row is needed. The rows of the checker may differ from ours by both programs' errors.
+            both_errors = torch.tensor([[up(3 * (a + b)) for a in errors] for b in errors], dtype=torch.float64)
             apart = above(row_distances(rows) + both_errors)
             if math.isinf(constant):
                 total = total + math.inf

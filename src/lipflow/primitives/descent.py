@@ -18,6 +18,9 @@ from lipflow.rounding import TINY, U, down, gamma, mul_up, norm_up, sqrt_up, up
 from lipflow.shapes import Shape
 
 UNSOLVED = 2.0**-26  # an implicit step is solved until at most this fraction of ‖x - z*‖ is left
+# A proximal step is safe for norms up to this much above the certified one, relatively. Another BLAS may bound the norm
+# higher when it loads the file: by a few units in the last place, or by the next margin of `band_shift`.
+NORM_SLACK = Fraction(1, 2**24)
 MAX_STEPS = 10_000  # stiffer layers, which need more steps, are refused here and in lipflow.check
 
 
@@ -158,9 +161,9 @@ class LiveProximal(Convex):
         return w * linear
 
     def certified(self, certify: Certify) -> Primitive:
-        """Gradient steps of size τ = 2/(2 + hℓ), rounded down, until at most UNSOLVED of ‖x - z*‖ is left."""
+        """Gradient steps of size τ = 2/(2 + hℓ), slightly less, until at most UNSOLVED of ‖x - z*‖ is left."""
         sigma, op = self.exact_sigma(), certify(self.op)
-        tau = down(2 / (2 + Fraction(self.h) * Fraction(op.norm) ** 2))
+        tau = down(2 / (2 + Fraction(self.h) * (Fraction(op.norm) * (1 + NORM_SLACK)) ** 2))
         iterations = max(1, math.ceil(math.log(UNSOLVED) / math.log1p(-tau))) if tau < 1 else 1
         if iterations > MAX_STEPS:
             raise ValueError(

@@ -22,6 +22,9 @@ class Input(Exact):
     kind = "input"
     shape: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        require(len(self.shape) >= 1 and all(type(n) is int and n >= 1 for n in self.shape), self)
+
     def out_shape(self, *shapes: Shape) -> Shape:
         return self.shape
 
