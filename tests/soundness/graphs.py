@@ -180,7 +180,7 @@ def descent(draw: Draw, shape: Shape) -> Descent:
 
 def proximal(draw: Draw, shape: Shape) -> Proximal:
     op = operator(draw, shape)
-    bias, sigma = biased(draw, op).bias, NONLINEARITIES[draw.choose(["relu", "hardtanh"])]
+    bias, sigma = draw.normal(op.out_shape[0]), NONLINEARITIES[draw.choose(["relu", "hardtanh"])]
     h, reflect = draw.choose([1.0, 0.3]), draw.choose([False, False, True])
     tau = 2 / (2 + h * op.norm**2) * (1 - 2.0**-30)
     return Proximal(op, bias, sigma, h, tau, 3, reflect)
