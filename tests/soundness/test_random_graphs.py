@@ -101,7 +101,7 @@ def test_the_constants_of_a_random_graph_are_not_below_the_true_ones(family, see
         constants_hold(frozen, inside(frozen))
 
 
-GRAPHS, POINTS = 3000, 4
+GRAPHS, POINTS = 2000, 4
 
 
 @pytest.mark.campaign
