@@ -22,8 +22,8 @@ from safetensors import safe_open
 
 Exact = np.ndarray  # of fmpq
 ZERO = fmpq(0)
-BITS = 1000
-STEP = fmpq(1, 2**300)  # of differences, which are exact derivatives of piecewise affine maps away from their kinks
+BITS = 2000
+STEP = fmpq(1, 2**1200)  # of differences, which are exact derivatives of piecewise affine maps unless a kink is as near
 NEGLIGIBLE = Fraction(1, 2**400)  # above the errors of waves, of iterates and of their differences
 
 
@@ -157,7 +157,7 @@ OPERATORS: dict[str, Callable[..., Linear]] = {"matrix": _matrix, "convolution":
 
 
 class Network:
-    """The primitives and vertices of a file. The operator of a primitive is `w`, and its adjoint `wt`."""
+    """The primitives and vertices of a file. The operator of a primitive is `w`; of a step, its adjoint is `wt`."""
 
     def __init__(self, description: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
         self.domain, self.vertices = description["domain"], description["vertices"]
@@ -186,7 +186,9 @@ def _primitive(p: dict[str, Any], tensors: dict[str, np.ndarray]) -> Any:
         elif isinstance(value, dict):
             weights = (rational(tensors[value[name]]) for name in ("weight", "real", "imaginary") if name in value)
             w = OPERATORS[value["kind"]](*weights, value["geometry"])
-            fields["w"], fields["wt"] = (w.transposed(), w) if value["adjoint"] else (w, w.transposed())
+            fields["w"] = w.transposed() if value["adjoint"] else w
+            if "sigma" in p:
+                fields["wt"] = fields["w"].transposed()
         elif isinstance(value, float):
             value = exact(value)
         fields[key] = value
