@@ -83,7 +83,8 @@ CERTIFIED: dict[str, Callable[[], lipflow.Frozen]] = {
 }
 LEDGERS: dict[str, Callable[[], lipflow.Frozen]] = {
     **{name: partial(_of_layer, name) for name in FREEZABLE},
-    **{f"random graph, {seed}": partial(graphs.random_graph, seed) for seed in range(16)},
+    # In a tiny domain, reaches are errors, of which the checker counts half.
+    **{f"random graph, {s}": partial(graphs.random_graph, s, domain=graphs.DOMAINS[s % 7]) for s in range(16)},
     "a long direction": lambda: graphs.chain((2,), Householder(torch.ones(1).double(), torch.ones(1).double())),
 }
 
