@@ -21,17 +21,18 @@ TEXT = """\
 # Campaigns
 
 Long searches for a wrong certificate: two images with different labels whose exact distance is below the certified
-radius of one of them. `make campaign` runs them, prints the results and writes this page; `make test` runs a smaller
-search of each kind. Each search has a control, the same attack where nothing is certified, which must succeed: it shows
-that the attack is strong enough.
+radius of one of them; or a value, of lipflow or of the checker, that differs from the exact one by more than its bound.
+`make campaign` runs them, prints the results and writes this page; `make test` runs a smaller search of each kind. Each
+search has a control, the same attack where nothing is certified, which must succeed: it shows that the attack is strong
+enough.
 
 | campaign | what was done | violations | control |
 |---|---|---|---|
 {rows}
 
-The network is `cpl-digits`, trained by `tests/soundness/conftest.py` in a few seconds, and the images are handwritten
-digits that it was not trained on. Each row holds for the commit that it names; later commits have passed the smaller
-searches.
+Where no network is named, it is `cpl-digits`, trained by `tests/soundness/conftest.py` in a few seconds, and the images
+are handwritten digits that it was not trained on. Each row holds for the commit that it names; later commits have
+passed the smaller searches.
 
 ## Sources
 

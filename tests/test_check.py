@@ -20,7 +20,6 @@ from torch import nn
 import lipflow
 from lipflow import blocks, check
 from lipflow.certificate import file as certificate_file
-from lipflow.graph.file import describe
 from lipflow.operators import ConvOperator, DenseOperator
 from lipflow.operators.fourier import phases
 from lipflow.primitives import Householder
@@ -28,7 +27,7 @@ from lipflow.primitives.series import is_skew
 from tests import contract
 from tests.contract import FREEZABLE
 from tests.operators.geometry import matrix_of
-from tests.soundness import exact, graphs
+from tests.soundness import graphs
 from tests.soundness.forging import (
     bytes_of,
     certificate,
@@ -84,7 +83,8 @@ CERTIFIED: dict[str, Callable[[], lipflow.Frozen]] = {
 }
 LEDGERS: dict[str, Callable[[], lipflow.Frozen]] = {
     **{name: partial(_of_layer, name) for name in FREEZABLE},
-    **{f"random graph, {seed}": partial(graphs.random_graph, seed) for seed in range(16)},
+    # In a tiny domain, reaches are errors, of which the checker counts half.
+    **{f"random graph, {s}": partial(graphs.random_graph, s, domain=graphs.DOMAINS[s % 7]) for s in range(16)},
     "a long direction": lambda: graphs.chain((2,), Householder(torch.ones(1).double(), torch.ones(1).double())),
 }
 
@@ -124,39 +124,6 @@ def test_certificates_hold_for_their_domain_and_for_no_larger_one(domain, tmp_pa
     larger = dict(domain=[low - 4 * (high - low), high])
     forge(tmp_path, frozen, lambda description, tensors, claims: (description.update(larger), claims.update(larger)))
     assert "too low" in rejected(tmp_path)
-
-
-def _network(frozen):
-    """The network as the checker reads it, with the L and E that it derives for each vertex."""
-    description, tensors = describe(frozen.graph, frozen.domain)
-    claims = certificate_file.claims(frozen, lipflow.certify(frozen, graphs.points(frozen, 1)), {}, "", "")
-    arrays = {name: t.numpy() for name, t in tensors.items()}
-    network = check.Network(json.loads(json.dumps(description)), arrays, claims)
-    return network, *network.fold(claims["domain"], claims["vertices"])
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_every_value_of_the_checker_is_within_its_error_bound(seed):
-    """Compared with the exact map in rationals, vertex by vertex."""
-    frozen = graphs.random_graph(seed)
-    network, _, errors = _network(frozen)
-    for x in graphs.points(frozen, 2, seed):
-        found, true = network.values(x.numpy()[None]), exact.values(frozen, exact.rational(x))
-        for ours, right, error in zip(found, true, errors, strict=True):
-            off = exact.square(exact.rational(torch.from_numpy(ours[0].copy())) - right)
-            assert exact.fraction(off) <= (error + exact.NEGLIGIBLE) ** 2
-
-
-@pytest.mark.parametrize("seed", range(30))
-@pytest.mark.parametrize("kinds", ["EXACT_ROWS", "LINEAR"])
-def test_constants_of_the_checker_are_not_below_the_true_ones(kinds, seed):
-    """For affine networks, in rationals: pair bounds, and L against the columns and rows of the matrix."""
-    frozen = graphs.random_graph(seed, getattr(graphs, kinds))
-    network, constants, _ = _network(frozen)
-    bounds, rows = network.pair_bounds(constants), exact.matrix(frozen)
-    for i, j in ((0, 1), (0, 2), (2, 1)):
-        assert Fraction(bounds[i, j]) ** 2 >= exact.fraction(exact.square(rows[i] - rows[j]))
-    assert all(constants[-1] ** 2 >= exact.fraction(exact.square(v)) for v in (*rows, *rows.T))
 
 
 # Parts of the checker by themselves

@@ -6,7 +6,6 @@ from fractions import Fraction
 
 import pytest
 import torch
-from flint import fmpq
 from torch import Tensor
 
 from lipflow import ConvOperator, DenseOperator, norm_bound
@@ -18,17 +17,19 @@ from tests.soundness import exact
 EXPONENTS = [-1030, -997, -565, 0, 66, 996]
 
 
-def is_above_norm(bound: Fraction, matrix: Tensor) -> bool:
-    """Whether bound > ‖W‖, decided exactly."""
-    return exact.is_above_squared_norm(fmpq(bound.numerator, bound.denominator) ** 2, exact.rational(matrix))
+def bounds_norm(bound: Fraction, matrix: Tensor) -> bool:
+    """Whether bound ≥ ‖W‖, decided exactly."""
+    return exact.bounds_squared_norm(exact.exact(bound) ** 2, exact.rational(matrix))
 
 
-def test_is_above_norm_decides_on_both_sides():
+def test_bounds_decides_on_both_sides():
     matrix = torch.tensor([[3.0, 0.0], [4.0, 5.0]], dtype=torch.float64)  # ‖W‖² = 45
     root = Fraction(math.isqrt(45 * 10**60), 10**30)
-    assert is_above_norm(root + Fraction(1, 10**30), matrix)
-    assert not is_above_norm(root, matrix)
-    assert not is_above_norm(Fraction(5), torch.tensor([[5.0]], dtype=torch.float64))
+    assert bounds_norm(root + Fraction(1, 10**30), matrix)
+    assert not bounds_norm(root, matrix)
+    assert bounds_norm(Fraction(5), 5 * torch.eye(2))
+    assert not bounds_norm(5 - Fraction(1, 10**30), 5 * torch.eye(2))
+    assert not bounds_norm(Fraction(1), torch.tensor([[1.0, 0.0], [1.0, 1.0]]))  # the first pivot is 0
 
 
 def is_small(geometry: Geometry) -> bool:
@@ -55,7 +56,7 @@ def test_norm_bound_of_a_small_convolution_is_above_the_exact_norm_at_every_scal
     geometry, kernel, exponent = exact_case(seed)
     matrix, scaled = geometry.matrix(kernel), torch.ldexp(kernel, torch.tensor(float(exponent), dtype=torch.float64))
     if bool(matrix.any()):
-        assert is_above_norm(Fraction(norm_bound(geometry.conv(scaled))) / Fraction(2) ** exponent, matrix)
+        assert bounds_norm(Fraction(norm_bound(geometry.conv(scaled))) / Fraction(2) ** exponent, matrix)
 
 
 def test_norm_bound_of_a_kernel_that_cancels_on_its_torus_is_rounding():
@@ -88,11 +89,11 @@ DENSE: dict[str, Tensor] = {
 def test_norm_bound_of_a_matrix_is_above_the_exact_norm_and_tight_at_every_scale(family, exponent):
     scaled = torch.ldexp(DENSE[family], torch.tensor(float(exponent), dtype=torch.float64))
     bound = Fraction(norm_bound(DenseOperator(scaled)))
-    assert is_above_norm(bound, scaled)
+    assert bounds_norm(bound, scaled)
     # The last rounding is up to 2⁻¹⁰⁷⁴, and the bound allows for subnormal weights that are flushed to 0.
     subnormal = bool(((scaled != 0) & (scaled.abs() < 2.0**-1022)).any())
     priced = Fraction(scaled.numel() * sum(scaled.shape), 2**1022) if subnormal else 0
-    assert not is_above_norm(bound * (1 - Fraction(1, 10**8)) - Fraction(1, 2**1074) - priced, scaled)
+    assert not bounds_norm(bound * (1 - Fraction(1, 10**8)) - Fraction(1, 2**1074) - priced, scaled)
 
 
 def test_norm_bound_includes_subnormal_weights_alone_and_beside_a_normal_one():
@@ -104,7 +105,7 @@ def test_norm_bound_includes_subnormal_weights_alone_and_beside_a_normal_one():
     torch.set_flush_denormal(True)  # where the processor can
     bounds = [norm_bound(op) for op in ops]
     torch.set_flush_denormal(False)  # comparisons flush too
-    assert is_above_norm(Fraction(bounds[0]), beside)
+    assert bounds_norm(Fraction(bounds[0]), beside)
     assert min(bounds[1:]) >= 1e-310
 
 
@@ -114,7 +115,7 @@ def test_norm_bound_includes_entries_that_underflow_beside_the_greatest(small):
     weight = torch.tensor([[2.0**500, 2.0**500], [small, -small]], dtype=torch.float64)
     greatest = torch.tensor([[torch.finfo(torch.float64).max / 2]], dtype=torch.float64)
     for w in (weight, greatest):
-        assert is_above_norm(Fraction(norm_bound(DenseOperator(w))), w)
+        assert bounds_norm(Fraction(norm_bound(DenseOperator(w))), w)
 
 
 def test_gram_bound_includes_the_rounding_of_the_product(monkeypatch):

@@ -1,40 +1,44 @@
-"""Every primitive in exact rational arithmetic: the exact maps of the certificates.
+"""Frozen networks in exact rational arithmetic, from their files: the exact maps of the certificates.
 
-They are written from the definitions, with loops, independently of the programs. Stored numbers are float64, so the
-maps are rational and fmpq of python-flint is exact; the waves of Fourier multipliers are computed to BITS.
+This file imports nothing of lipflow. Every primitive is written from its definition in docs/soundness.md, with loops.
+Stored numbers are float64, so the maps are rational and fmpq of python-flint is exact; the waves of Fourier multipliers
+and the iterates of proximal maps are computed to BITS.
 """
 
 import itertools
+import json
 import math
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import torch
 from flint import arb, ctx, fmpq, fmpq_mat
-from torch import Tensor
-
-from lipflow.frozen import Frozen
-from lipflow.operators.certified import CertifiedAdjoint, CertifiedFourier, CertifiedOperator
-from lipflow.primitives import Primitive
-from lipflow.primitives.nonlinearity import name_of
+from safetensors import safe_open
 
 Exact = np.ndarray  # of fmpq
 ZERO = fmpq(0)
-BITS = 500
-NEGLIGIBLE = Fraction(1, 2**400)  # above the errors of waves and of contracting iterations at BITS
+BITS = 2000
+STEP = fmpq(1, 2**1200)  # of differences, which are exact derivatives of piecewise affine maps unless a kink is as near
+NEGLIGIBLE = Fraction(1, 2**400)  # above the errors of waves, of iterates and of their differences
 
 
-def exact(value: float) -> fmpq:
+def exact(value: float | Fraction) -> fmpq:
     return fmpq(*value.as_integer_ratio())
 
 
-def rational(t: Tensor) -> Exact:
-    """A float64 tensor as rationals."""
-    flat = [exact(v) for v in t.detach().flatten().tolist()]
-    return np.array([*flat, None], dtype=object)[:-1].reshape(tuple(t.shape))
+def array(values: Iterable[Any], shape: Sequence[int]) -> Exact:
+    return np.array([*values, None], dtype=object)[:-1].reshape(tuple(shape))
+
+
+def rational(t: Any) -> Exact:
+    """A float64 tensor or array as rationals."""
+    t = np.asarray(t.detach() if hasattr(t, "detach") else t)
+    return array(map(exact, t.ravel().tolist()), t.shape)
 
 
 def fraction(q: fmpq) -> Fraction:
@@ -46,66 +50,50 @@ def floats(x: Exact) -> np.ndarray:
     return np.vectorize(lambda q: float(fraction(q)))(x)
 
 
-def square(x: Exact) -> fmpq:
+def square(x: Exact) -> Fraction:
     """‖x‖²."""
-    return sum((v * v for v in x.flatten()), ZERO)
+    return fraction(sum((v * v for v in x.flatten()), ZERO))
 
 
-def is_above_squared_norm(bound: fmpq, matrix: Exact) -> bool:
-    """Whether bound > ‖W‖²: bound·I - WWᵀ is positive definite iff its LDLᵀ has D > 0."""
+def root(q: Fraction) -> Fraction:
+    """At least √q, and within a relative 2⁻¹⁰⁰ of it."""
+    k = max(0, 100 - (q.numerator.bit_length() - q.denominator.bit_length()) // 2)
+    return Fraction(math.isqrt((q.numerator << 2 * k) // q.denominator) + 1, 1 << k) if q else q
+
+
+def bounds_squared_norm(bound: fmpq, matrix: Exact) -> bool:
+    """Whether bound ≥ ‖W‖²: bound·I - WWᵀ is positive semidefinite iff elimination meets no pivot that is negative, or
+    0 in a row that is not."""
     w = fmpq_mat(*matrix.shape, list(matrix.flatten()))
     gram = w * w.transpose() if w.nrows() <= w.ncols() else w.transpose() * w
     size = gram.nrows()
     rows = [[(bound if i == j else 0) - gram[i, j] for j in range(size)] for i in range(size)]
     for k, row in enumerate(rows):
-        if row[k] <= 0:
+        if row[k] < 0 or (row[k] == 0 and any(row[k:])):
             return False
         for i in range(k + 1, size):
-            factor = rows[i][k] / row[k]
-            if factor != 0:
+            if rows[i][k] != 0:
+                factor = rows[i][k] / row[k]
                 rows[i] = [a - factor * b for a, b in zip(rows[i], row, strict=True)]
     return True
 
 
 class Linear:
-    """The entries of W, row by row: y[i] = Σ_j K[j] x[i·stride + j·dilation - before]."""
+    """The entries of W, row by row: for each output, pairs of an input and a weight."""
 
-    def __init__(self, op: CertifiedOperator) -> None:
-        weight, g = rational(op.weight), op.geometry
-        if weight.ndim == 2:
-            self.out_shape, self.in_shape = (weight.shape[0],), (weight.shape[1],)
-            self.rows = [list(enumerate(row)) for row in weight]
-            return
-        out, grouped, height, width = weight.shape
-        size, stride, dilation, groups = g["in_size"], g["stride"], g["dilation"], g["groups"]
-        before = [g["padding"][0][0], g["padding"][1][0]]
-        spans = [size[i] + sum(g["padding"][i]) - dilation[i] * (k - 1) - 1 for i, k in enumerate((height, width))]
-        outputs = [span // s + 1 for span, s in zip(spans, stride, strict=True)]
-        self.in_shape, self.out_shape = (grouped * groups, *size), (out, *outputs)
-        self.rows = []
-        for o, r, c in itertools.product(*map(range, self.out_shape)):
-            row: list[tuple[int, fmpq]] = []
-            for i, a, b in itertools.product(range(grouped), range(height), range(width)):
-                y, x = r * stride[0] + a * dilation[0] - before[0], c * stride[1] + b * dilation[1] - before[1]
-                if g["padding_mode"] == "circular":
-                    y, x = y % size[0], x % size[1]
-                if 0 <= y < size[0] and 0 <= x < size[1]:
-                    channel = o // (out // groups) * grouped + i
-                    row.append(((channel * size[0] + y) * size[1] + x, weight[o, i, a, b]))
-            self.rows.append(row)
+    def __init__(self, in_shape: Sequence[int], out_shape: Sequence[int], rows: list[list[tuple[int, fmpq]]]) -> None:
+        self.in_shape, self.out_shape, self.rows = tuple(in_shape), tuple(out_shape), rows
 
     def apply(self, x: Exact) -> Exact:
         flat = x.flatten()
-        values = [sum((w * flat[j] for j, w in row), ZERO) for row in self.rows]
-        return np.array([*values, None], dtype=object)[:-1].reshape(self.out_shape)
+        return array((sum((w * flat[j] for j, w in row), ZERO) for row in self.rows), self.out_shape)
 
-    def adjoint(self, y: Exact) -> Exact:
-        total = [ZERO] * math.prod(self.in_shape)
-        for value, row in zip(y.flatten(), self.rows, strict=True):
-            if value:
-                for j, w in row:
-                    total[j] += w * value
-        return np.array([*total, None], dtype=object)[:-1].reshape(self.in_shape)
+    def transposed(self) -> "Linear":
+        columns: list[list[tuple[int, fmpq]]] = [[] for _ in range(math.prod(self.in_shape))]
+        for i, row in enumerate(self.rows):
+            for j, w in row:
+                columns[j].append((i, w))
+        return Linear(self.out_shape, self.in_shape, columns)
 
     def matrix(self) -> Exact:
         dense = np.full((len(self.rows), math.prod(self.in_shape)), ZERO, dtype=object)
@@ -115,93 +103,141 @@ class Linear:
         return dense
 
 
-class Fourier:
-    """The transform of real images, a matrix at each frequency, and the adjoint of the transform."""
-
-    def __init__(self, op: CertifiedFourier) -> None:
-        self.real, self.imaginary, self.width = rational(op.real), rational(op.imaginary), op.op.in_size[1]
-
-    def apply(self, x: Exact) -> Exact:
-        h, m, out, into = self.real.shape
-        w = self.width
-        result = np.full((out, h, w), ZERO, dtype=object)
-        for f, g in itertools.product(range(h), range(m)):
-            share = fmpq(1 if 2 * g % w == 0 else 2, h * w)
-            waves = {(r, c): _wave(share, fmpq(f * r, h) + fmpq(g * c, w)) for r in range(h) for c in range(w)}
-            # e^{-iωj}: the imaginary part is minus the sine
-            re = [sum((wave[0] * x[i, r, c] for (r, c), wave in waves.items()), ZERO) for i in range(into)]
-            im = [sum((-wave[1] * x[i, r, c] for (r, c), wave in waves.items()), ZERO) for i in range(into)]
-            for o in range(out):
-                real, imaginary = self.real[f, g, o], self.imaginary[f, g, o]
-                a = sum((real[i] * re[i] - imaginary[i] * im[i] for i in range(into)), ZERO)
-                b = sum((imaginary[i] * re[i] + real[i] * im[i] for i in range(into)), ZERO)
-                for (r, c), (cosine, sine) in waves.items():
-                    result[o, r, c] += cosine * a - sine * b
-        return result
+def _matrix(weight: Exact, geometry: Any) -> Linear:
+    return Linear(weight.shape[1:], weight.shape[:1], [list(enumerate(row)) for row in weight])
 
 
-def _wave(amplitude: fmpq, turns: fmpq) -> tuple[fmpq, fmpq]:
-    """√amplitude·(cos, sin)(2π·turns), each rounded to BITS."""
+def _convolution(weight: Exact, g: dict[str, Any]) -> Linear:
+    """y[o, i] = Σ_{c, j} K[o, c, j] x[c, i·stride + j·dilation - before], with 0 outside or on a torus."""
+    (out, grouped, height, width), size, stride, dilation = weight.shape, g["in_size"], g["stride"], g["dilation"]
+    before, per_group = [sides[0] for sides in g["padding"]], out // g["groups"]
+    spans = [size[i] + sum(g["padding"][i]) - dilation[i] * (k - 1) - 1 for i, k in enumerate((height, width))]
+    out_shape = out, *(span // s + 1 for span, s in zip(spans, stride, strict=True))
+    rows = []
+    for o, r, c in itertools.product(*map(range, out_shape)):
+        row: list[tuple[int, fmpq]] = []
+        for i, a, b in itertools.product(range(grouped), range(height), range(width)):
+            y, x = r * stride[0] + a * dilation[0] - before[0], c * stride[1] + b * dilation[1] - before[1]
+            if g["padding_mode"] == "circular":
+                y, x = y % size[0], x % size[1]
+            if 0 <= y < size[0] and 0 <= x < size[1]:
+                row.append((((o // per_group * grouped + i) * size[0] + y) * size[1] + x, weight[o, i, a, b]))
+        rows.append(row)
+    return Linear((grouped * g["groups"], *size), out_shape, rows)
+
+
+def _fourier(real: Exact, imaginary: Exact, g: dict[str, Any]) -> Linear:
+    """Σ over frequencies of c/(hw)·Re(e^{iωj}·M·e^{-iωj'}): c counts a frequency and its mirror image, if different.
+
+    It depends on j - j' only, so it is a circular convolution with the kernel Σ c/(hw)·Re(M·e^{iωj}).
+    """
+    (h, m, out, into), w = real.shape, g["in_size"][1]
+    kernel = np.full((out, into, h, w), ZERO, dtype=object)
+    for f, k, r, c in itertools.product(range(h), range(m), range(h), range(w)):
+        cosine, sine = _wave(fmpq(f * r, h) + fmpq(k * c, w))
+        kernel[:, :, r, c] += (real[f, k] * cosine - imaginary[f, k] * sine) * fmpq(1 if 2 * k % w == 0 else 2, h * w)
+    places = list(itertools.product(range(h), range(w)))
+    rows = [
+        [((i * h + y) * w + x, kernel[o, i, (r - y) % h, (c - x) % w]) for i in range(into) for y, x in places]
+        for o in range(out)
+        for r, c in places
+    ]
+    return Linear((into, h, w), (out, h, w), rows)
+
+
+def _wave(turns: fmpq) -> tuple[fmpq, fmpq]:
+    """cos and sin of 2π·turns, rounded to BITS."""
     with ctx.workprec(BITS):
-        parts = [(arb(amplitude).sqrt() * wave).mid().man_exp() for wave in arb.sin_cos_pi(arb(2 * turns))]
-    sine, cosine = (fmpq(int(man)) * fmpq(2) ** int(exp) for man, exp in parts)
-    return cosine, sine
+        sine, cosine = (wave.mid().man_exp() for wave in arb.sin_cos_pi(arb(2 * turns)))
+    rounded = [fmpq(int(man)) * fmpq(2) ** int(exp) for man, exp in (cosine, sine)]
+    return rounded[0], rounded[1]
 
 
-_CACHE: WeakKeyDictionary[CertifiedOperator, Any] = WeakKeyDictionary()
+OPERATORS: dict[str, Callable[..., Linear]] = {"matrix": _matrix, "convolution": _convolution, "fourier": _fourier}
 
 
-def linear(op: CertifiedOperator) -> Any:
-    """The exact operator, cached."""
-    if op not in _CACHE:
-        _CACHE[op] = Fourier(op) if isinstance(op, CertifiedFourier) else Linear(op)
-    return _CACHE[op]
+class Network:
+    """The primitives and vertices of a file. The operator of a primitive is `w`; of a step, its adjoint is `wt`."""
+
+    def __init__(self, description: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
+        self.domain, self.vertices = description["domain"], description["vertices"]
+        self.primitives = [_primitive(p, tensors) for p in description["primitives"]]
+
+    def kinds(self) -> list[str]:
+        return [self.primitives[which].kind for which, *_ in self.vertices]
+
+    def values(self, x: Exact, longer: int = 1) -> list[Exact]:
+        """The value of every vertex, with `longer` times as many iterations."""
+        found = [x]
+        for which, *inputs in self.vertices[1:]:
+            found.append(run(self.primitives[which], *(found[j] for j in inputs), longer=longer))
+        return found
+
+    def __call__(self, x: Exact, longer: int = 1) -> Exact:
+        return self.values(x, longer)[-1]
 
 
-def apply(op: Any, x: Exact) -> Exact:
-    """Wx."""
-    return linear(op.inner).adjoint(x) if isinstance(op, CertifiedAdjoint) else linear(op).apply(x)
+def _primitive(p: dict[str, Any], tensors: dict[str, np.ndarray]) -> Any:
+    """A primitive whose numbers are exact: integers, rationals, arrays of them, and operators."""
+    fields: dict[str, Any] = {}
+    for key, value in p.items():
+        if isinstance(value, str) and value in tensors:
+            value = tensors[value] if tensors[value].dtype.kind == "i" else rational(tensors[value])
+        elif isinstance(value, dict):
+            weights = (rational(tensors[value[name]]) for name in ("weight", "real", "imaginary") if name in value)
+            w = OPERATORS[value["kind"]](*weights, value["geometry"])
+            fields["w"] = w.transposed() if value["adjoint"] else w
+            if "sigma" in p:
+                fields["wt"] = fields["w"].transposed()
+        elif isinstance(value, float):
+            value = exact(value)
+        fields[key] = value
+    return SimpleNamespace(**fields)
 
 
-def adjoint(op: Any, y: Exact) -> Exact:
-    """Wᵀy."""
-    return linear(op.inner).apply(y) if isinstance(op, CertifiedAdjoint) else linear(op).adjoint(y)
+_CACHE: WeakKeyDictionary[Any, Network] = WeakKeyDictionary()
 
 
-def run(p: Primitive, *xs: Exact, longer: int = 1) -> Exact:
+def of(frozen: Any) -> Network:
+    """The exact map of a frozen network, from the file that it saves."""
+    if frozen not in _CACHE:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "frozen.safetensors"
+            frozen.save(path)
+            with safe_open(path, "numpy") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                _CACHE[frozen] = Network(json.loads(file.metadata()["lipflow"]), tensors)
+    return _CACHE[frozen]
+
+
+def off(frozen: Any, x: Any, longer: int = 1) -> Fraction:
+    """‖executed - exact‖² on one input."""
+    return square(rational(frozen(x[None])[0]) - of(frozen)(rational(x), longer))
+
+
+def jacobians(function: Callable[..., Exact], *xs: Exact) -> list[Exact]:
+    """The matrices of derivatives by each input, of a piecewise affine map, at a point that is not on a kink."""
+    origin, found = function(*xs), []
+    for k, x in enumerate(xs):
+        columns = []
+        for place in np.ndindex(x.shape):
+            moved = x.copy()
+            moved[place] += STEP
+            columns.append((function(*xs[:k], moved, *xs[k + 1 :]) - origin).flatten() / STEP)
+        found.append(np.stack(columns, 1))
+    return found
+
+
+# The primitives
+
+
+def run(p: Any, *xs: Exact, longer: int = 1) -> Exact:
     """The exact map of a primitive, with `longer` times as many iterations."""
     return _proximal(p, *xs, longer=longer) if p.kind == "proximal" else RUN[p.kind](p, *xs)
 
 
-def values(frozen: Frozen, x: Exact, longer: int = 1) -> list[Exact]:
-    """The exact value of every vertex."""
-    found = {id(frozen.graph.vertices[0]): x}
-    for v in frozen.graph.vertices[1:]:
-        found[id(v)] = run(v.primitive, *(found[id(i)] for i in v.inputs), longer=longer)
-    return list(found.values())
-
-
-def network(frozen: Frozen, x: Exact, longer: int = 1) -> Exact:
-    return values(frozen, x, longer)[-1]
-
-
-def off(frozen: Frozen, x: Tensor, longer: int = 1) -> Fraction:
-    """‖executed - exact‖² on one input."""
-    return fraction(square(rational(frozen(x[None])[0]) - network(frozen, rational(x), longer)))
-
-
-def matrix(frozen: Frozen) -> Exact:
-    """The matrix of an affine network: its columns are f(eₖ) - f(0)."""
-    shape, n = frozen.in_shape, math.prod(frozen.in_shape)
-    origin, *images = (
-        network(frozen, rational(x.reshape(shape))).flatten()
-        for x in (torch.zeros(n, dtype=torch.float64), *torch.eye(n, dtype=torch.float64))
-    )
-    return np.stack([image - origin for image in images], 1)
-
-
-def _column(t: Tensor, x: Exact) -> Exact:
-    return rational(t).reshape(-1, *[1] * (x.ndim - 1))
+def _column(t: Exact, x: Exact) -> Exact:
+    return t.reshape(-1, *[1] * (x.ndim - 1))
 
 
 def _relu(x: Exact) -> Exact:
@@ -212,62 +248,39 @@ def _hardtanh(x: Exact) -> Exact:
     return np.where(x > fmpq(1), fmpq(1), np.where(x < fmpq(-1), fmpq(-1), x))
 
 
-SIGMA: dict[str, Callable[[Exact], Exact]] = {"relu": _relu, "hardtanh": _hardtanh}
+POINTWISE: dict[str, Callable[[Exact], Exact]] = {"relu": _relu, "hardtanh": _hardtanh, "abs": np.abs}
 
 
 def _affine(p: Any, x: Exact) -> Exact:
-    y = apply(p.op, x)
+    y = p.w.apply(x)
     return y if p.bias is None else y + _column(p.bias, y)
 
 
 def gradient(p: Any, x: Exact) -> Exact:
     """Wᵀσ(Wx + b)."""
-    return adjoint(p.op, SIGMA[name_of(p.sigma)](_affine(p, x)))
-
-
-def _descent(p: Any, x: Exact) -> Exact:
-    return x - exact(p.h) * gradient(p, x)
+    return p.wt.apply(POINTWISE[p.sigma](_affine(p, x)))
 
 
 def _proximal(p: Any, x: Exact, longer: int = 1) -> Exact:
     """Values are rounded to BITS after the point, as they would grow by hundreds of bits per iteration."""
-    z, tau, h = x, exact(p.tau), exact(p.h)
+    z = x
     for _ in range(longer * p.iterations):
-        z = z - tau * ((z - x) + h * gradient(p, z))
-        z = np.array([fmpq((v * 2**BITS).floor(), 2**BITS) for v in z.flatten()] + [None])[:-1].reshape(z.shape)
+        z = z - p.tau * ((z - x) + p.h * gradient(p, z))
+        z = array((fmpq((v * 2**BITS).floor(), 2**BITS) for v in z.flatten()), z.shape)
     return 2 * z - x if p.reflect else z
 
 
 def _series(p: Any, x: Exact) -> Exact:
     total = term = x
     for j in range(1, p.terms):
-        term = apply(p.op, term) * (exact(p.h) / j)
+        term = p.w.apply(term) * (p.h / j)
         total = total + term
     return total
 
 
 def _gather(p: Any, *xs: Exact) -> Exact:
     entries = [value for x in xs for value in x.flatten()]
-    taken = [ZERO if i < 0 else entries[i] for i in p.index.flatten().tolist()]
-    return np.array([*taken, None], dtype=object)[:-1].reshape(tuple(p.index.shape))
-
-
-def _sum(p: Any, *xs: Exact) -> Exact:
-    terms = [exact(c) * x for c, x in zip(p.coefficients, xs, strict=True)]
-    return np.sum(np.stack(terms), 0)
-
-
-def _scale(p: Any, x: Exact) -> Exact:
-    return x * (rational(p.factor) if p.factor.ndim == x.ndim else _column(p.factor, x))
-
-
-def _pointwise(p: Any, x: Exact) -> Exact:
-    return np.abs(x) if p.name == "abs" else SIGMA[p.name](x)
-
-
-def _group_sort(p: Any, x: Exact) -> Exact:
-    groups = x.reshape(p.group, -1, *x.shape[1:])
-    return np.flip(np.sort(groups, 0), 0).reshape(x.shape)
+    return array((ZERO if i < 0 else entries[i] for i in p.index.flatten().tolist()), p.index.shape)
 
 
 def _householder(p: Any, x: Exact) -> Exact:
@@ -283,7 +296,7 @@ def _avg_pool(p: Any, x: Exact) -> Exact:
     out = np.empty((channels, height // a, width // b), dtype=object)
     for c, r, s in np.ndindex(out.shape):
         window = x[c, r * a : r * a + a, s * b : s * b + b]
-        out[c, r, s] = sum(window.flatten(), ZERO) / exact(p.divisor)
+        out[c, r, s] = sum(window.flatten(), ZERO) / p.divisor
     return out
 
 
@@ -298,17 +311,17 @@ def _max_pool(p: Any, x: Exact) -> Exact:
 
 
 RUN: dict[str, Callable[..., Exact]] = {
-    "constant": lambda p: rational(p.value),
+    "constant": lambda p: p.value,
     "gather": _gather,
-    "sum": _sum,
-    "scale": _scale,
+    "sum": lambda p, *xs: sum(exact(c) * x for c, x in zip(p.coefficients, xs, strict=True)),
+    "scale": lambda p, x: x * (p.factor if p.factor.ndim == x.ndim else _column(p.factor, x)),
     "affine": _affine,
-    "descent": _descent,
+    "descent": lambda p, x: x - p.h * gradient(p, x),
     "proximal": _proximal,
     "series": _series,
     "avg_pool": _avg_pool,
     "max_pool": _max_pool,
-    "pointwise": _pointwise,
-    "group_sort": _group_sort,
+    "pointwise": lambda p, x: POINTWISE[p.name](x),
+    "group_sort": lambda p, x: np.flip(np.sort(x.reshape(p.group, -1, *x.shape[1:]), 0), 0).reshape(x.shape),
     "householder": _householder,
 }

@@ -4,6 +4,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,16 @@ def certificate(folder: Path, frozen: lipflow.Frozen, images: Tensor) -> lipflow
     certificates = lipflow.certify(frozen, images)
     certificate_file.save(folder, frozen, certificates, images, certificates.label)
     return certificates
+
+
+def derived(frozen: lipflow.Frozen) -> tuple[check.Network, list[Fraction], list[Fraction]]:
+    """The network as the checker reads it, with the L and E that it derives for each vertex."""
+    description, tensors = describe(frozen.graph, frozen.domain)
+    low = torch.full((1, *frozen.in_shape), frozen.domain[0], dtype=torch.float64)
+    claims = certificate_file.claims(frozen, lipflow.certify(frozen, low), {}, "", "")
+    arrays = {name: t.numpy() for name, t in tensors.items()}
+    network = check.Network(json.loads(json.dumps(description)), arrays, claims)
+    return network, *network.fold(claims["domain"], claims["vertices"])
 
 
 def claims_of(folder: Path) -> Claims:

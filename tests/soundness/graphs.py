@@ -38,7 +38,10 @@ from lipflow.primitives import (
 
 Shape = tuple[int, ...]
 Step = tuple[Primitive, tuple[int, ...]]  # a primitive, and the indices of its inputs; 0 is the input of the network
-DOMAINS: list[Domain] = [UNIT, (-1.0, 1.0), (2.0, 5.0), (-30.0, 0.5), (0.1, 0.1 + 2.0**-30), (-1e6, 1e6)]
+DOMAINS: list[Domain] = [
+    *(UNIT, (-1.0, 1.0), (2.0, 5.0), (-30.0, 0.5), (0.1, 0.1 + 2.0**-30)),
+    *((-1e6, 1e6), (-1e100, 1e100), (0.0, 1e-290)),
+]
 
 
 def wired(shape: Shape, *steps: Step, domain: Domain = UNIT) -> Frozen:
@@ -76,6 +79,19 @@ def points(frozen: Frozen, count: int, seed: int = 0) -> Tensor:
     return (low + (high - low) * x).clamp(low, high)
 
 
+def extremes(frozen: Frozen, count: int, seed: int = 0) -> Tensor:
+    """The centre of the domain, and points whose entries are bounds of the domain, zeros, tiny numbers and neighbours
+    of all these."""
+    low, high = frozen.domain
+    tiny = [0.0, *(sign * 2.0**e for sign in (1, -1) for e in (-1074, -1022, -130, -60))]
+    values = torch.tensor([low, high, low + (high - low) / 2, *tiny, 1.0, -1.0], dtype=torch.float64)
+    values = torch.cat([values, values.nextafter(values.new_tensor(math.inf))]).clamp(low, high)
+    generator = torch.Generator().manual_seed(seed)
+    x = values[torch.randint(len(values), (count, *frozen.in_shape), generator=generator)]
+    x[0] = values[2]
+    return x
+
+
 def matrix(weight: Tensor, bias: Tensor | None = None) -> Affine:
     """x ↦ Wx + b."""
     return Affine(certified_operator(DenseOperator(weight)), bias)
@@ -108,15 +124,34 @@ def dense(draw: Draw, into: int) -> CertifiedOperator:
 
 
 def convolution(draw: Draw, shape: Shape) -> CertifiedOperator:
-    kernel = draw.normal(draw.integer(1, 2), shape[0], *(draw.integer(1, min(2, n)) for n in shape[1:]))
-    return certified_operator(
-        ConvOperator(kernel, (shape[1], shape[2]), draw.integer(0, 1), draw.choose(["zeros", "circular"]))
-    )
+    """With any stride, dilation, groups, padding and padding mode."""
+    groups, kernel = draw.choose([n for n in (1, 2) if shape[0] % n == 0]), (draw.integer(1, 3), draw.integer(1, 3))
+    stride, dilation = ((draw.choose([1, 1, 2]), draw.choose([1, 1, 2])) for _ in range(2))
+    before = draw.integer(0, 2), draw.integer(0, 2)
+    extents = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+    after = [max(draw.integer(0, 1), e - n - b) for e, n, b in zip(extents, shape[1:], before, strict=True)]
+    weight = draw.normal(groups * draw.integer(1, 2), shape[0] // groups, *kernel)
+    padding = (before[0], after[0]), (before[1], after[1])
+    mode = draw.choose(["zeros", "circular"])
+    return certified_operator(ConvOperator(weight, (shape[1], shape[2]), padding, mode, stride, dilation, groups))
 
 
 def transposed(draw: Draw, shape: Shape) -> CertifiedOperator:
-    kernel = draw.normal(shape[0], draw.integer(1, 2), 2, 2)
-    return certified_operator(ConvOperator(kernel, (shape[1] + 1, shape[2] + 1), 0)).certified_adjoint()
+    stride = draw.integer(1, 2)
+    kernel, size = draw.normal(shape[0], draw.integer(1, 2), 2, 2), [stride * (n - 1) + 2 for n in shape[1:]]
+    return certified_operator(ConvOperator(kernel, size, 0, stride=stride)).certified_adjoint()
+
+
+def skew(draw: Draw, shape: Shape) -> CertifiedOperator:
+    """A matrix, or a convolution with a centred window and at most two groups."""
+    if len(shape) == 1:
+        m = draw.normal(*shape, *shape)
+        return certified_operator(DenseOperator((m - m.T) / 2))
+    groups = draw.choose([n for n in (1, 2) if shape[0] % n == 0])
+    k = draw.normal(groups, shape[0] // groups, shape[0] // groups, 3, 3)
+    kernel = (k - k.transpose(1, 2).flip(3, 4)).flatten(0, 1) / 2
+    mode = draw.choose(["zeros", "circular"])
+    return certified_operator(ConvOperator(kernel, (shape[1], shape[2]), "same", mode, groups=groups))
 
 
 def fourier(draw: Draw, shape: Shape) -> CertifiedOperator:
@@ -139,18 +174,30 @@ def scale(draw: Draw, shape: Shape) -> Scale:
 
 def descent(draw: Draw, shape: Shape) -> Descent:
     op = operator(draw, shape)
-    return Descent(op, draw.normal(op.out_shape[0]), NONLINEARITIES[draw.choose(["relu", "hardtanh"])], 2 / op.norm**2)
+    bias, sigma = biased(draw, op).bias, NONLINEARITIES[draw.choose(["relu", "hardtanh"])]
+    return Descent(op, bias, sigma, draw.choose([2.0, 2.0, 0.7, 3.1]) / max(op.norm, 1e-3) ** 2)
 
 
 def proximal(draw: Draw, shape: Shape) -> Proximal:
     op = operator(draw, shape)
-    tau = 2 / (2 + op.norm**2) * (1 - 2.0**-30)
-    return Proximal(op, draw.normal(op.out_shape[0]), NONLINEARITIES["relu"], 1.0, tau, 3, False)
+    bias, sigma = draw.normal(op.out_shape[0]), NONLINEARITIES[draw.choose(["relu", "hardtanh"])]
+    h, reflect = draw.choose([1.0, 0.3]), draw.choose([False, False, True])
+    tau = 2 / (2 + h * op.norm**2) * (1 - 2.0**-30)
+    return Proximal(op, bias, sigma, h, tau, 3, reflect)
 
 
 def series(draw: Draw, shape: Shape) -> TruncatedExponential:
-    m = draw.normal(*shape, *shape)
-    return TruncatedExponential(certified_operator(DenseOperator((m - m.T) / 2)), 0.7, draw.integer(1, 5))
+    return TruncatedExponential(skew(draw, shape), draw.choose([0.7, 0.1]), draw.integer(1, 5))
+
+
+def max_pool(draw: Draw, shape: Shape) -> MaxPool:
+    """Windows of at most 2 × 2 with padding 1, which fit at a dilation of 2 wherever there are two pixels."""
+    kernel, stride, dilation = ((draw.integer(1, 2), draw.integer(1, 2)) for _ in range(3))
+    padding = draw.integer(0, 1) * (kernel[0] - 1), draw.integer(0, 1) * (kernel[1] - 1)
+    fits = zip(shape[1:], kernel, padding, dilation, strict=True)
+    dilation = tuple(d if d <= n and d * (k - 1) < n + 2 * p else 1 for n, k, p, d in fits)
+    kernel = tuple(k if n + 2 * p >= k else 1 for n, k, p in zip(shape[1:], kernel, padding, strict=True))
+    return MaxPool((kernel[0], kernel[1]), stride, padding, (dilation[0], dilation[1]))
 
 
 def householder(draw: Draw, shape: Shape) -> Householder:
@@ -186,14 +233,14 @@ LINEAR: list[tuple[Make, Callable[[Shape], bool]]] = [
     (lambda d, s: biased(d, convolution(d, s)), _image),
     (lambda d, s: biased(d, transposed(d, s)), _image),
     (lambda d, s: AvgPool((d.integer(1, s[1]), d.integer(1, s[2])), d.choose([1.0, 3.0, 4.0])), _image),
-    (series, _vector),
+    (series, lambda s: True),
 ]
 ALL: list[tuple[Make, Callable[[Shape], bool]]] = [
     *LINEAR,
     (lambda d, s: biased(d, fourier(d, s)), _image),
-    (lambda d, s: MaxPool((2, 1), (1, 1), (1, 0), (1, 1)), _image),
+    (max_pool, _image),
     (lambda d, s: Pointwise(d.choose(["relu", "abs", "hardtanh"])), lambda s: True),
-    (lambda d, s: GroupSort(2), _pairs),
+    (lambda d, s: GroupSort(d.choose([2, s[0]])), _pairs),
     (householder, _pairs),
     (descent, lambda s: True),
     (proximal, lambda s: True),
