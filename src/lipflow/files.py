@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,10 +39,14 @@ def sync_names(folder: Path) -> None:
 
 @contextlib.contextmanager
 def temporary_file(path: Path, write: Callable[[Path], object]) -> Iterator[Path]:
-    """A temporary file in the folder of `path`, filled by `write` and synced; removed at the end unless renamed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    """A temporary file in the folder of `path`, filled by `write` and synced; removed at the end unless renamed.
+
+    Its name cannot be guessed, and it is created exclusively: in a folder that others can write to, a link with its
+    name would otherwise decide what is overwritten.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    temporary.touch(exist_ok=False)
     try:
-        temporary.touch()
         mode = temporary.stat().st_mode  # by the user's umask; safetensors creates files that only the user can read
         write(temporary)
         temporary.chmod(mode)
