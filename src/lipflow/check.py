@@ -12,7 +12,9 @@ Proofs: docs/norms.md and docs/soundness.md.
 import hashlib
 import json
 import math
+import stat
 import sys
+import zipfile
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,30 @@ def require(holds, why):
 
 
 def integers(values, least=1):
-    return all(type(n) is int and n >= least for n in values)
+    return all(type(n) is int and least <= n < 2**62 for n in values)
+
+
+# Limits. Otherwise a few bytes could claim a shape, a torus or a number of steps that fills the memory or takes years.
+# Work is counted in multiplications of a matrix product, of which a core does some 10¹⁰ per second.
+
+JSON_BYTES = 2**27  # of certificate.json, and of the header of frozen.safetensors
+NUMBERS = 2**27  # in one array, and in all values of a network for one image: 1 GB. cpl-xl has less than 2²⁴ values
+WORK, WORK_PER_BYTE = 2**42, 2**14  # the second of weights. cpl-xl takes 2⁴² for its 2³¹ bytes
+CALL, ENTRY = 2**14, 2**5  # as long as a call of NumPy, and as an operation on one entry of an array
+EVALUATIONS = 33  # of the network: at the centre of the domain, and at a sample of 32 images
+
+
+def limited(numbers, name):
+    require(numbers <= NUMBERS, f"{name} takes {numbers} numbers, above the limit of this checker, {NUMBERS}")
+    return numbers
+
+
+def regular_file(path, limit=math.inf):
+    """The path, if it is a regular file: a pipe or a device may never end."""
+    mode, size = path.stat().st_mode, path.stat().st_size
+    require(stat.S_ISREG(mode), f"{path.name} is not a regular file")
+    require(size <= limit, f"{path.name} has {size} bytes, above the limit of this checker, {limit}")
+    return path
 
 
 # Exact rationals, rounded outwards at the end
@@ -58,6 +83,12 @@ def in_range(error):
 def up(q):
     x = max(float(q), 2.0**-1022) if q > 0 else float(q)  # some processors read smaller numbers as 0
     return x if math.isinf(x) or Fraction(x) >= q else math.nextafter(x, math.inf)
+
+
+def shortened(q):
+    """A number of at least 0, rounded up to 64 bits: exact sums and products of many terms are long."""
+    power = Fraction(2) ** (64 + q.denominator.bit_length() - q.numerator.bit_length())
+    return math.ceil(q * power) / power
 
 
 def sqrt_up(q):
@@ -142,9 +173,7 @@ def verify_strips(taps, axis, ceiling, name):
 
     The outputs are cut into strips so thick that only neighbours read a common input: WWᵀ is block tridiagonal.
     """
-    (_, a, b), stride, extent = taps.shape, axis["stride"], axis["extent"]
-    thick = max(1, -(-extent // stride) - 1)
-    count, step, window = -(-axis["outputs"] // thick), thick * stride, (thick - 1) * stride + extent
+    (_, a, b), (thick, count, window), step = taps.shape, strips(axis), strips(axis)[0] * axis["stride"]
     whole, t = toeplitz(taps, thick, axis), np.arange(count)[:, None]
     q, n, shared = thick * a, window * b, max(window - step, 0) * b
     places = t * step + np.arange(window) - axis["before"]
@@ -161,6 +190,12 @@ def verify_strips(taps, axis, ceiling, name):
     kind = kind.reshape(-1)
     product = gamma(n) * sum(squares[k] for k in kind) + min(count, 3) * q * n * TINY
     verify_band(np.stack(diagonal)[None, kind], np.stack(below)[None, kind[1:]], product, ceiling, name)
+
+
+def strips(axis):
+    """(outputs of a strip, strips, inputs that one strip reads) along an axis."""
+    thick = max(1, -(-axis["extent"] // axis["stride"]) - 1)
+    return thick, -(-axis["outputs"] // thick), (thick - 1) * axis["stride"] + axis["extent"]
 
 
 def toeplitz(taps, outputs, axis):
@@ -183,9 +218,7 @@ def verify_norm(w, claim, name):
     if w.axes is None:
         verify_gram(weight[None], norm**2, name)
         return
-    (rows, columns), exact = w.axes, [not w.circular and list(side) == [0, 0] for side in claim["torus"]]
-    integral = all(type(n) is int and n < 2**29 for side in claim["torus"] for n in side)
-    require(integral and len(exact) == 2 and exact[0] >= exact[1], f"{name}: {claim['torus']} is not a torus")
+    (rows, columns), (exact, tori) = w.axes, tori_of(w, claim, name)
     kernels = weight.reshape(w.groups, -1, *weight.shape[1:])
     if all(exact):
         for kernel in kernels:
@@ -194,10 +227,6 @@ def verify_norm(w, claim, name):
             taps = taps.reshape(len(taps), math.prod(taps.shape[1:3]), math.prod(taps.shape[3:]))
             verify_strips(taps, rows, norm**2, name)
         return
-    tori = [
-        (1, 1, 1) if is_exact else torus(axis, w.circular, side, name)
-        for axis, side, is_exact in zip(w.axes, claim["torus"], exact, strict=True)
-    ]
     twist, taps = [t for _, t in claim["torus"]], math.prod(weight.shape[2:])
     for kernel in kernels:
         magnitude = sqrt_up(square_sum(np.abs(kernel).sum((2, 3)))) / (1 - gamma(taps))
@@ -215,14 +244,60 @@ def verify_norm(w, claim, name):
             verify_gram(s, ceiling, name)
 
 
+def norm_cost(w, claim, name):
+    """At least the numbers of the largest array of `verify_norm`, and its multiplications."""
+    if w.axes is None:
+        return 0, gram_cost(1, *w.weight.shape)[1]
+    (rows, columns), (exact, tori) = w.axes, tori_of(w, claim, name)
+    (side1, stride1, _), (side2, stride2, _) = tori
+    (out, grouped, height, width), loops = w.weight.shape, 1
+    out, positions = out // w.groups, columns["size"] + columns["before"] + columns["after"]
+    if exact[1]:
+        numbers, work = strip_cost(rows, columns["outputs"] * out, positions * grouped)
+        numbers = max(numbers, height * columns["outputs"] * out * positions * grouped)
+    else:
+        alias, waves = 2 * stride1 * stride2 * grouped, height * width * stride1 * side2
+        if exact[0]:
+            loops, waves = side2 // stride2 // 2 + 1, height * width * stride2
+            numbers, work = strip_cost(rows, 2 * out, alias)
+        else:
+            loops = side1 // stride1 // 2 + 1
+            numbers, work = gram_cost(side2 // stride2, 2 * out, alias)
+        numbers, work = max(numbers, waves), work + waves * (2 * out * grouped + 4 * ENTRY)
+    return numbers, w.groups * loops * (work + 64 * CALL)
+
+
+def gram_cost(batch, m, n):
+    return batch * m * n, batch * m * n * (3 * min(m, n) + 4 * ENTRY)
+
+
+def strip_cost(axis, a, b):
+    thick, count, window = strips(axis)
+    q, n = thick * a, window * b
+    kinds = min(
+        count, (axis["before"] + axis["after"]) // (thick * axis["stride"]) + 6
+    )  # at the border, and one inside
+    work = kinds * q * n * (2 * q + ENTRY) + count * (6 * q**3 + 64 * CALL)
+    return q * n + count * (2 * q * q + thick + window), work
+
+
+def tori_of(w, claim, name):
+    """Which axes are exact, and the `torus` of each axis, (1, 1, 1) if it is exact."""
+    exact = [not w.circular and list(side) == [0, 0] for side in claim["torus"]]
+    integral = all(type(n) is int and n < 2**29 for side in claim["torus"] for n in side)
+    require(integral and len(exact) == 2 and exact[0] >= exact[1], f"{name}: {claim['torus']} is not a torus")
+    sides = zip(w.axes, claim["torus"], exact, strict=True)
+    return exact, [(1, 1, 1) if skip else torus(axis, w.circular, side, name) for axis, side, skip in sides]
+
+
 def torus(axis, circular, claimed, name):
     """(side, stride whose aliases add, most outputs at one position) of a claimed torus that must fit this axis."""
     n, k, s, before = axis["size"], axis["kernel"], axis["stride"], axis["before"]
     side, twist = claimed
     if circular:
         require((side, twist) == (n, 0), f"{name}: circular padding needs the torus [{n}, 0], not {claimed}")
-        places = [i * s % n for i in range(axis["outputs"])]
-        return n, s if n % s == 0 else 1, max(map(places.count, set(places)))
+        places = n // math.gcd(n, s)  # of the outputs, one after the other, again and again
+        return n, s if n % s == 0 else 1, -(-axis["outputs"] // places)
     least = s if k == 1 else max(n + before, (axis["outputs"] - 1) * s - before + axis["extent"])
     fits = side >= least and side % s == 0
     require(fits, f"{name}: the torus needs a side of at least {least} that is a multiple of {s}, not {side}")
@@ -266,11 +341,14 @@ def unit_circle(t, turn):
 
 
 class Operator:
-    """A linear map with a claimed norm. Subclasses have `apply`, `adjoint`, and bounds on their rounding errors."""
+    """A linear map with a claimed norm. Subclasses have `apply`, `adjoint`, and bounds on their rounding errors.
+
+    For one image, they hold at most `numbers` numbers and take at most `work`. They keep `kept` numbers of their own.
+    """
 
     in_shape: tuple[int, ...]
     out_shape: tuple[int, ...]
-    norm = Fraction(0)
+    norm, numbers, work, kept = Fraction(0), 0, 0, 0
 
     @property
     def entries(self):
@@ -280,6 +358,8 @@ class Operator:
 class Adjoint(Operator):
     def __init__(self, op):
         self.op, self.in_shape, self.out_shape, self.norm = op, op.out_shape, op.in_shape, op.norm
+        self.numbers, self.work, self.kept = op.numbers, op.work, op.kept
+        self.cost, self.verify = op.cost, op.verify
         self.apply, self.adjoint = op.adjoint, op.apply
         self.apply_error, self.adjoint_error = op.adjoint_error, op.apply_error
 
@@ -287,7 +367,7 @@ class Adjoint(Operator):
 class Linear(Operator):
     """A matrix, or a convolution with its geometry."""
 
-    verify = verify_norm
+    verify, cost = verify_norm, norm_cost
 
     def __init__(self, weight, geometry):
         self.axes: Any = None
@@ -295,6 +375,7 @@ class Linear(Operator):
         if geometry is None:
             require(weight.ndim == 2 and weight.size > 0, f"a weight of shape {weight.shape} is not a matrix")
             self.dots, (self.out_shape, self.in_shape) = weight.shape[::-1], [(n,) for n in weight.shape]
+            self.numbers, self.work = sum(weight.shape), weight.size + sum(weight.shape) * ENTRY + CALL
             sums = np.abs(weight).sum(1), np.abs(weight).sum(0)
         else:
             sums = self._convolution(geometry)
@@ -321,6 +402,10 @@ class Linear(Operator):
             )
         self.in_shape = (self.groups * grouped, *(a["size"] for a in self.axes))
         self.out_shape = (out, *(a["outputs"] for a in self.axes))
+        padded = math.prod(a["size"] + a["before"] + a["after"] for a in self.axes) * self.in_shape[0]
+        self.numbers = limited(padded + math.prod(self.out_shape), "a convolution")
+        taps, outputs = height * width, math.prod(a["outputs"] for a in self.axes)
+        self.work = taps * (outputs * self.in_shape[0] * (out // self.groups + ENTRY) + CALL) + 4 * self.numbers * ENTRY
         if self.circular:
             self.repeats = math.prod(-(-(a["size"] + a["before"] + a["after"]) // a["size"]) for a in self.axes)
         self.dots = grouped * height * width + 1, out // self.groups * height * width + 1 + self.repeats
@@ -402,6 +487,8 @@ class Fourier(Operator):
         require(fits and self.re.shape[:2] == (h, w // 2 + 1), "a Fourier map needs h × (w // 2 + 1) matrices")
         self.width, m = w, self.re.shape[1]
         self.in_shape, self.out_shape = (self.re.shape[3], h, w), (self.re.shape[2], h, w)
+        self.numbers, self.kept = 8 * max(self.re.shape[2:]) * h * m, limited(4 * h * h + 2 * m * w, "a Fourier map")
+        self.work = self.numbers * (w + h + ENTRY) + 4 * self.re.size + 8 * CALL
         c = np.array([1.0 if 2 * f % w == 0 else 2.0 for f in range(m)])
         cosine, sine = (np.sqrt(c / w)[:, None] * t for t in unit_circle(np.outer(np.arange(m), np.arange(w)) % w, w))
         self.rows = np.concatenate([cosine, -sine])
@@ -410,6 +497,10 @@ class Fourier(Operator):
         magnitude, terms = np.abs(self.re) + np.abs(self.im), 2 * max(self.re.shape[2:])
         product = math.prod(Fraction(float(magnitude.sum(i).max())) for i in (-1, -2))
         self.spread = sqrt_up(product / (1 - gamma(terms)) ** 2) + terms * TINY
+
+    def cost(self, claim, name):
+        numbers, work = gram_cost(self.re.shape[1], 2 * self.re.shape[2], 2 * self.re.shape[3])
+        return numbers, len(self.re) * (work + 64 * CALL)
 
     def verify(self, claim, name):
         scale = max(power_of_two(self.re), power_of_two(self.im))
@@ -451,7 +542,7 @@ def tensor_of(tensors, name, kind="f"):
 
 
 def operator_of(p, tensors, claim, name):
-    """An operator of the file, with its claimed norm verified."""
+    """An operator of the file, with its claimed norm, not verified yet."""
     geometry, kind = p["geometry"], p["kind"]
     require(kind in ("matrix", "convolution", "fourier"), f"{name}: unknown kind of operator {kind!r}")
     if kind == "fourier":
@@ -460,7 +551,6 @@ def operator_of(p, tensors, claim, name):
         op = Linear(tensor_of(tensors, p["weight"]), geometry if kind == "convolution" else None)
     op.norm = number(claim["norm"])
     require(op.norm >= 0, f"{name}: the claimed norm is negative")
-    op.verify(claim, name)
     return Adjoint(op) if p["adjoint"] else op
 
 
@@ -474,11 +564,14 @@ POINTWISE = {**SIGMA, "abs": np.abs}
 class Primitive:
     """The base class of all kinds: `p` is the description in the file, `t` its tensors, `op` its operator."""
 
+    products, terms = 0, 0  # with the operator or its adjoint, for one image; terms of a series
+
     def __init__(self, p, tensors, claim, name):
         kinds = {key: "i" if key == "index" else "f" for key in TENSORS if p.get(key) is not None}
         self.p, self.t = p, {key: tensor_of(tensors, p[key], kind) for key, kind in kinds.items()}
         self.op: Any = operator_of(p["op"], tensors, claim, name) if "op" in p else None
-        self.bias = self.t.get("bias")
+        self.bias, self.name = self.t.get("bias"), name
+        self.kept = 0 if self.op is None else self.op.kept
         if self.op is not None:
             require(self.bias is None or self.bias.shape == self.op.out_shape[:1], f"{name}: its bias does not fit")
         self.setup()
@@ -502,13 +595,22 @@ class Primitive:
         """A bound on the rounding error, for inputs of norms at most `reaches` and tensors of at most `entries`."""
         return Fraction(0)
 
+    def numbers(self, *shapes):
+        """At least the numbers that it holds for one image, for inputs and an output of these shapes."""
+        return sum(map(math.prod, shapes)) + (0 if self.op is None else self.op.numbers)
+
+    @property
+    def work(self):
+        return self.products * (0 if self.op is None else self.op.work)
+
     def column(self, t, x):
         return t.reshape(-1, *[1] * (x.ndim - 2))
 
 
 class Input(Primitive):
     def out_shape(self, *shapes):
-        require(not shapes and integers(self.p["shape"]), f"the input cannot have the shape {self.p['shape']}")
+        fine = not shapes and len(self.p["shape"]) <= 8 and integers(self.p["shape"])
+        require(fine, f"the input cannot have the shape {self.p['shape']}")
         return tuple(self.p["shape"])
 
 
@@ -532,12 +634,11 @@ class Gather(Primitive):
         require(self.sizes and integers(self.sizes) and self.index.size > 0, "a gather needs inputs and an index")
         require(self.index.min() >= -1 and self.index.max() < sum(self.sizes), "an index of a gather is out of range")
         self.flat = self.index.reshape(-1)
-        counts = np.bincount(self.flat[self.flat >= 0], minlength=sum(self.sizes))
-        ends = np.cumsum(self.sizes)
-        self.counts = [int(part.max()) for part in np.split(counts, ends[:-1])]
 
     def out_shape(self, *shapes):
         self.fit([math.prod(shape) for shape in shapes] == self.sizes)
+        counts = np.bincount(self.flat[self.flat >= 0], minlength=sum(self.sizes))
+        self.counts = [int(part.max()) for part in np.split(counts, np.cumsum(self.sizes)[:-1])]
         return self.index.shape
 
     def run(self, *xs):
@@ -615,6 +716,8 @@ class Scale(Primitive):
 
 
 class Affine(Primitive):
+    products = 1
+
     def out_shape(self, *shapes):
         super().out_shape(*shapes)
         return self.op.out_shape
@@ -648,7 +751,7 @@ class Affine(Primitive):
 class Convex(Affine):
     """A step of the flow of -∇f, where ∇f(x) = Wᵀσ(Wx + b) and σ has slopes in [0, 1]."""
 
-    out_shape = Primitive.out_shape
+    out_shape, products = Primitive.out_shape, 2
 
     def setup(self):
         self.h = Fraction(float(self.p["h"]))  # the float that is used: an integer above 2⁵³ is rounded
@@ -684,6 +787,7 @@ class Proximal(Convex):
         super().setup()
         self.tau, self.n = Fraction(float(self.p["tau"])), self.p["iterations"]
         fine = self.h > 0 and integers([self.n]) and self.n <= 10**4 and type(self.p["reflect"]) is bool
+        self.products = 2 * self.n
         require(TINY <= self.tau <= 1 and fine, "a proximal layer needs h > 0, 0 < τ ≤ 1 and 1 to 10⁴ iterations")
 
     def run(self, x):
@@ -714,6 +818,7 @@ class Series(Primitive):
 
     def setup(self):
         self.h, self.terms = Fraction(float(self.p["h"])), self.p["terms"]
+        self.products = self.terms
         fine = self.h >= 1000 * TINY and integers([self.terms]) and self.terms <= 1000
         require(fine and type(self.op) is Linear and self.op.skew(), "a series needs h > 0, terms and a skew map")
 
@@ -732,13 +837,14 @@ class Series(Primitive):
 
     def error(self, entries, *reaches):
         size, error, total, sums = reaches[0], Fraction(0), Fraction(0), reaches[0]
+        growth = shortened((1 + 2 * U) ** self.terms)
         for j in range(1, self.terms):
             scale = self.h / j
             error = scale * (self.op.norm * error + self.op.apply_error(size + error))
-            size = scale * self.op.norm * size
-            error += 4 * U * (size + error) + self.op.entries * TINY
-            sums += size + error
-            total += error + U * sums * (1 + 2 * U) ** self.terms
+            size = shortened(scale * self.op.norm * size)
+            error = shortened(error + 4 * U * (size + error) + self.op.entries * TINY)
+            sums = shortened(sums + size + error)
+            total = shortened(total + error + U * sums * growth)
         return total
 
 
@@ -780,6 +886,11 @@ class MaxPool(Primitive):
         out = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, (k, s, p, d) in sizes]
         self.fit(min(out) >= 1)
         return shapes[0][0], *out
+
+    def numbers(self, *shapes):
+        windows = math.prod(k for k, *_ in self.axes) * math.prod(shapes[0])
+        padded = math.prod(n + 2 * p for n, (_, _, p, _) in zip(shapes[1][1:], self.axes, strict=True))
+        return windows + padded * shapes[1][0]
 
     def run(self, x):
         (kh, sh, ph, dh), (kw, sw, pw, dw) = self.axes
@@ -850,8 +961,12 @@ def read_safetensors(path):
     """(metadata, tensors) of a safetensors file: a length, a JSON header, and float64 or int32 numbers."""
     raw = path.read_bytes()
     length = int.from_bytes(raw[:8], "little")
+    require(length <= JSON_BYTES, f"the header of {path.name} has {length} bytes, above the limit, {JSON_BYTES}")
     header = json.loads(raw[8 : 8 + length])
     metadata, tensors = header.pop("__metadata__", {}), {}
+    spans = [entry["data_offsets"] for entry in header.values()]
+    apart = all(0 <= first <= last for first, last in spans) and sum(b - a for a, b in spans) <= len(raw) - 8 - length
+    require(apart, f"the tensors of {path.name} overlap")
     for name, entry in header.items():
         first, last = entry["data_offsets"]
         require(entry["dtype"] in ("F64", "I32"), f"{name} is neither float64 nor int32")
@@ -865,6 +980,20 @@ def read_safetensors(path):
     return json.loads(metadata["lipflow"]), tensors
 
 
+def read_rows(path, names):
+    """Columns of an .npz file. None is compressed or larger than the file, whose size thus bounds the memory."""
+    with zipfile.ZipFile(path) as archive:
+        members = [archive.getinfo(f"{name}.npy") for name in names]
+        for member in members:
+            require(member.compress_type == zipfile.ZIP_STORED, f"{member.filename} is compressed; use numpy.savez")
+            with archive.open(member) as file:
+                require(np.lib.format.read_magic(file) == (1, 0), f"{member.filename} is not of version 1.0")
+                shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+            fits = not dtype.hasobject and math.prod(shape) * max(dtype.itemsize, 1) <= path.stat().st_size
+            require(fits, f"{member.filename} of shape {shape} and dtype {dtype} is not in a file of that size")
+        return [np.lib.format.read_array(archive.open(member), allow_pickle=False) for member in members]
+
+
 class Network:
     """Primitives, and vertices [primitive, *inputs] in topological order: the input first, the output last."""
 
@@ -872,9 +1001,18 @@ class Network:
         listed = description["primitives"], claims["primitives"]
         require(len(listed[0]) == len(listed[1]), "the ledger does not list every primitive")
         self.primitives, self.vertices, self.shapes = [], description["vertices"], []
+        self.limit, self.work, held = WORK + WORK_PER_BYTE * sum(t.nbytes for t in tensors.values()), 0, 0
         for i, (p, claim) in enumerate(zip(*listed, strict=True)):
+            names = {name for name in (*p.values(), *p.get("op", {}).values()) if type(name) is str}
+            self.spend(8 * CALL + 4 * ENTRY * sum(tensors[name].size for name in names & tensors.keys()))
             require(p["kind"] == claim["kind"] and p["kind"] in KINDS, f"primitive {i}: unknown kind {p['kind']!r}")
             self.primitives.append(KINDS[p["kind"]](p, tensors, claim, f"primitive {i} ({p['kind']})"))
+            p = self.primitives[i]
+            held = limited(held + p.kept, "the network")
+            if p.op is not None:
+                numbers, work = p.op.cost(claim, p.name)
+                limited(numbers, f"{p.name}: the proof of its norm")
+                self.spend(work)
         named = len(description["names"]) == len(self.vertices) and type(description["note"]) is str
         require(len(self.vertices) > 0 and named, "the network has no vertices, or not one name for each")
         for i, (which, *inputs) in enumerate(self.vertices):
@@ -883,6 +1021,17 @@ class Network:
             p = self.primitives[which]
             require((type(p) is Input) == (i == 0), f"vertex {i}: the first vertex must be the input, and no other")
             self.shapes.append(tuple(p.out_shape(*(self.shapes[j] for j in inputs))))
+            held += math.prod(self.shapes[i])
+            numbers = p.numbers(self.shapes[i], *(self.shapes[j] for j in inputs))
+            self.chunk = min(50, NUMBERS // limited(held + numbers, f"the network up to vertex {i}"))
+            self.spend(CALL * (64 + 512 * p.terms) + EVALUATIONS * (numbers * ENTRY + p.work))
+        for p, claim in zip(self.primitives, claims["primitives"], strict=True):
+            if p.op is not None:
+                p.op.verify(claim, p.name)
+
+    def spend(self, work):
+        self.work += work
+        require(self.work <= self.limit, f"it takes more work than the limit of this checker, {self.limit}")
 
     def values(self, x):
         """The value of every vertex."""
@@ -925,7 +1074,7 @@ class Network:
         """
         classes, last = self.shapes[-1][0], len(self.vertices) - 1
         carried = {last: (np.eye(classes), [Fraction(0)] * classes)}
-        total = np.zeros((classes, classes))
+        total, held = np.zeros((classes, classes)), 0  # `held`: the numbers in `carried`
         for i in range(last, -1, -1):
             if i not in carried:
                 continue
@@ -935,10 +1084,17 @@ class Network:
             linear = matrix or isinstance(p, Sum | Scale | Gather)
             if type(p) is Constant:
                 continue
-            if not linear or classes * math.prod(self.shapes[i]) > 2**24:
+            held -= rows.size
+            if not linear or rows.size > 2**24:
+                self.spend(classes * (rows.size * ENTRY + classes * CALL))
                 apart = nextafter(row_distances(rows) + np.array([[up(a + b) for a in errors] for b in errors]))
                 total = nextafter(total + nextafter(apart * up(constants[i]))) if constants[i] > 0 else total
                 continue
+            held += classes * sum(math.prod(self.shapes[j]) for j in {*inputs} - {*carried})
+            more = classes * sum(math.prod(self.shapes[j]) for j in inputs)
+            limited(held + more, "the derivation of the pair bounds")
+            weights = p.op.weight.size if matrix else 0
+            self.spend((rows.size + more) * ENTRY + classes * (weights + 4 * CALL * (1 + len(inputs))))
             lengths = [norm_up(row) for row in rows]
             for j, (more, factor, unit) in zip(inputs, p.back(rows), strict=True):
                 more = more.reshape(classes, *self.shapes[j])
@@ -990,13 +1146,13 @@ def check(folder, full=False, sample=32, seed=None):
     """
     folder = Path(folder)
     try:
-        claims = json.loads((folder / "certificate.json").read_text())
+        claims = json.loads(regular_file(folder / "certificate.json", JSON_BYTES).read_text())
         stated = {k: v for k, v in claims.items() if k != "digest"}
         canonical = hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
         require(claims["digest"] == canonical, "certificate.json was changed: its digest does not match")
         require(set(claims["files"]) == {"frozen.safetensors", "certified.npz"}, "the list of files is wrong")
         for name, digest in claims["files"].items():
-            found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+            found = hashlib.sha256(regular_file(folder / name).read_bytes()).hexdigest()
             require(found == digest, f"{name} was changed: its digest does not match")
         return _check(folder, claims, full, sample, seed)
     except Rejected:
@@ -1020,17 +1176,17 @@ def _check(folder, claims, full, sample, seed):
     constants, errors = network.fold(claims["domain"], claims["vertices"])
     total, error, low, high = constants[-1], errors[-1], *claims["domain"]
     require(len(network.shapes[-1]) == 1 and network.shapes[-1][0] >= 2, "the output is not a vector of scores")
-    classes, bounds = network.shapes[-1][0], network.pair_bounds(constants)
+    classes, claimed = network.shapes[-1][0], np.asarray(claims["pair_bounds"], dtype=np.float64)
     require(claims["classes"] == classes, f"the network has {classes} classes, not {claims['classes']}")
+    require(claimed.shape == (classes, classes), "there is not one pair bound for each pair of classes")
+    bounds = network.pair_bounds(constants)
     require(total <= number(claims["lipschitz"]), f"L = {claims['lipschitz']} is stated too low")
     require(error <= number(claims["rounding"]), f"E = {claims['rounding']} is stated too low")
-    claimed = np.asarray(claims["pair_bounds"], dtype=np.float64)
     off = ~np.eye(classes, dtype=bool)
-    require(claimed.shape == bounds.shape and (claimed[off] >= bounds[off]).all(), "a pair bound is stated too low")
+    require((claimed[off] >= bounds[off]).all(), "a pair bound is stated too low")
 
     count, columns = claims["images"], ("images", "truth", "label", "logits", "radius", "paper_radius")
-    with np.load(folder / "certified.npz", allow_pickle=False) as rows:
-        images, truth, label, logits, radius, paper = (rows[k] for k in columns)
+    images, truth, label, logits, radius, paper = read_rows(folder / "certified.npz", columns)
     fits = images.shape == (count, *in_shape) and logits.shape == (count, classes)
     fits = fits and truth.shape == label.shape == radius.shape == paper.shape == (count,)
     require(fits, "the columns do not fit the claims")
@@ -1049,8 +1205,8 @@ def _check(folder, claims, full, sample, seed):
     require((paper == least_ratio(logits, label, claimed)).all(), "a radius by the paper's rule is wrong")
 
     chosen = np.sort(np.random.default_rng(seed).permutation(count)[: count if full else sample])
-    for start in range(0, len(chosen), 50):
-        part = chosen[start : start + 50]
+    for start in range(0, len(chosen), network.chunk):
+        part = chosen[start : start + network.chunk]
         scores = network.values(images[part].astype(np.float64) / (255 if byte else 1))[-1]
         scores = np.broadcast_to(scores, (len(part), classes))
         for ours, theirs in zip(scores.tolist(), logits[part].tolist(), strict=True):

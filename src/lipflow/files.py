@@ -57,8 +57,17 @@ def temporary_file(path: Path, write: Callable[[Path], object]) -> Iterator[Path
         temporary.unlink(missing_ok=True)
 
 
+def require_file(path: Path) -> None:
+    """Raise unless a path is a regular file, or a link to one: a pipe or a device may never end."""
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {path}")
+    if not path.is_file():
+        raise ValueError(f"{path} is not a regular file")
+
+
 def sha256(path: Path) -> str:
     """The SHA-256 of a file, read in blocks."""
+    require_file(path)
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -101,8 +110,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and the metadata of a safetensors file."""
     from safetensors import SafetensorError, safe_open
 
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
+    require_file(path)
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118

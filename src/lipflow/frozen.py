@@ -170,9 +170,17 @@ class Frozen:
             )
         try:
             return Frozen.of(*restored(description, tensors))
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
+        except (
+            ValueError,
+            TypeError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+            RuntimeError,
+            MemoryError,
+        ) as error:
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-            raise ValueError(f"{path} does not describe a network: {kind}{error}") from None
+            raise ValueError(f"{path} does not describe a network: {kind}{' '.join(str(error).split())}") from None
 
     @property
     def digest(self) -> str:

@@ -145,15 +145,17 @@ def _described(kind: str, seed: int) -> tuple[dict, dict, dict, float]:
 
 @pytest.mark.parametrize("adjoint", [False, True])
 @pytest.mark.parametrize("kind", ["matrix", "convolution", "fourier"])
-def test_operator_of_verifies_the_claimed_norm(kind, adjoint):
+def test_an_operator_verifies_its_claimed_norm(kind, adjoint):
     for seed in range(10):
         described, tensors, claim, low = _described(kind, seed)
         described |= dict(adjoint=adjoint)
         op = check.operator_of(described, tensors, claim, "it")
+        op.verify(claim, "it")
         assert op.norm == claim["norm"] > low
         for lie in (low, 0.0, -claim["norm"]):
+            lying = dict(claim, norm=lie)
             with pytest.raises(check.Rejected):
-                check.operator_of(described, tensors, dict(claim, norm=lie), "it")
+                check.operator_of(described, tensors, lying, "it").verify(lying, "it")
         with pytest.raises(check.Rejected, match="unknown kind"):
             check.operator_of(dict(described, kind="identity"), tensors, claim, "it")
 

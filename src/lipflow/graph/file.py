@@ -4,6 +4,7 @@ The description is a list of primitives, whose tensors have names, and a list of
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, get_origin
 
@@ -17,8 +18,11 @@ from lipflow.operators import ConvOperator, DenseOperator, FourierMultiplier, Li
 from lipflow.operators.certified import CertifiedAdjoint, CertifiedFourier, CertifiedOperator, certified_operator
 from lipflow.primitives import KINDS, NONLINEARITIES, Input, Primitive
 from lipflow.primitives.nonlinearity import EXACT_SIGMAS, Nonlinearity, name_of
+from lipflow.untrusted import MAX_NUMBERS
 
 SCHEMA = 2
+MAX_WORK, WORK_PER_BYTE = 2**43, 2**14  # multiplications, a quarter of an hour, and more by tensors
+MAX_ITERATIONS = 2**20  # of all proximal layers and series together
 
 
 def tensors_of(p: Primitive) -> list[tuple[str, Tensor]]:
@@ -75,7 +79,7 @@ def describe(graph: Graph, domain: Domain) -> tuple[dict[str, Any], dict[str, Te
     return description, tensors
 
 
-_OPERATORS: dict[type, str] = {DenseOperator: "matrix", ConvOperator: "convolution", FourierMultiplier: "fourier"}
+_OPERATORS: dict[type[Any], str] = {DenseOperator: "matrix", ConvOperator: "convolution", FourierMultiplier: "fourier"}
 
 
 def _plain(value: Any, name: Callable[[Tensor], str]) -> Any:
@@ -92,8 +96,10 @@ def _plain(value: Any, name: Callable[[Tensor], str]) -> Any:
 
 def restored(description: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Graph, Domain]:
     """The inverse of `describe`. Every norm is bounded again."""
+    _require_work(description["primitives"], tensors)
     primitives = [_primitive(i, entry, tensors) for i, entry in enumerate(description["primitives"])]
     vertices: list[Vertex] = []
+    values = steps = 0
     for i, ((which, *inputs), name) in enumerate(zip(description["vertices"], description["names"], strict=True)):
         if not all(type(j) is int for j in (which, *inputs)) or not 0 <= which < len(primitives):
             raise ValueError(f"vertex {i} is {[which, *inputs]}, which are not a primitive and indices of vertices")
@@ -102,12 +108,40 @@ def restored(description: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[G
             raise ValueError(f"vertex {i} does not come after its inputs")
         taken = tuple(vertices[j] for j in inputs)
         vertices.append(Vertex(p, taken, p.out_shape(*(v.shape for v in taken)), str(name)))
+        values += math.prod(vertices[-1].shape)
+        if values > MAX_NUMBERS:
+            raise ValueError(
+                f"the values of its first {i + 1} vertices are {values} numbers, above the limit, {MAX_NUMBERS}"
+            )
+        steps += getattr(p, "iterations", 0) + getattr(p, "terms", 0)
+        if steps > MAX_ITERATIONS:
+            raise ValueError(f"its layers that iterate take more than {MAX_ITERATIONS} steps together")
     if not vertices:
         raise ValueError("the file holds no network")
     low, high = description["domain"]
     if not all(type(number) in (int, float) for number in (low, high)):
         raise ValueError(f"a domain is two numbers, not {[low, high]}")
     return Graph(tuple(vertices), str(description["note"])), (float(low), float(high))
+
+
+def _require_work(primitives: list[dict[str, Any]], tensors: dict[str, Tensor]) -> None:
+    """Raise if the operators are of so large images that bounding their norms would take hours."""
+    work, limit = 0, MAX_WORK + WORK_PER_BYTE * sum(t.nbytes for t in tensors.values())
+    for i, entry in enumerate(primitives):
+        if "op" not in entry:
+            continue
+        op = _uncertified(entry["op"], tensors)
+        shape, weights = op.weight.shape, op.weight.numel()
+        if (values := math.prod(op.in_shape) + math.prod(op.out_shape)) > MAX_NUMBERS:
+            raise ValueError(f"primitive {i} maps {values} numbers, above the limit, {MAX_NUMBERS}")
+        if isinstance(op, ConvOperator):
+            rows, columns = op.rows.padded + op.rows.extent, op.columns.padded + op.columns.extent
+            sides = 1 + (rows + columns) // 8  # of the tori that are tried; with a matrix at each frequency
+            work += rows * columns * sides * weights * (2 + 12 * min(shape[:2]) // (shape[2] * shape[3]))
+        else:
+            work += weights * 3 * min(shape[-2:]) + sum(op.in_shape) ** 2
+        if work > limit:
+            raise ValueError(f"the norms of its first {i + 1} primitives take more than {limit} multiplications")
 
 
 def _primitive(index: int, entry: dict[str, Any], tensors: dict[str, Tensor]) -> Primitive:
@@ -141,6 +175,11 @@ def _field(kind: type[Primitive], field: dataclasses.Field[Any], value: Any, ten
 
 
 def _operator(entry: dict[str, Any], tensors: dict[str, Tensor]) -> CertifiedOperator:
+    op = certified_operator(_uncertified(entry, tensors))
+    return op.certified_adjoint() if entry["adjoint"] else op
+
+
+def _uncertified(entry: dict[str, Any], tensors: dict[str, Tensor]) -> DenseOperator | ConvOperator | FourierMultiplier:
     kind = {kind: made for made, kind in _OPERATORS.items()}.get(entry["kind"])
     if kind is None:
         raise ValueError(f"an operator is of an unknown kind: {entry['kind']!r}")
@@ -148,8 +187,7 @@ def _operator(entry: dict[str, Any], tensors: dict[str, Tensor]) -> CertifiedOpe
         weight = torch.complex(_tensor(tensors, entry["real"]), _tensor(tensors, entry["imaginary"]))
     else:
         weight = _tensor(tensors, entry["weight"])
-    op = certified_operator(kind(weight, **entry["geometry"]))
-    return op.certified_adjoint() if entry["adjoint"] else op
+    return kind(weight, **entry["geometry"])
 
 
 def _tensor(tensors: dict[str, Tensor], name: str, dtype: torch.dtype = torch.float64) -> Tensor:

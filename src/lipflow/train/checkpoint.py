@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from lipflow.files import read_tensors, save_tensors, sha256, write_text
-from lipflow.untrusted import json_object, mapping
+from lipflow.untrusted import json_object, mapping, read_text
 
 KEPT_CHECKPOINTS = 2
 
@@ -52,9 +52,9 @@ class Checkpoints:
     def load(self, step: int) -> Checkpoint:
         """The checkpoint of a step; ValueError if it is damaged."""
         path, digest = self._paths(step)
-        if not path.is_file():
+        if not path.exists():
             raise ValueError(f"{path} is missing")
-        if digest.read_bytes().split() != [sha256(path).encode(), path.name.encode()]:
+        if read_text(digest).split() != [sha256(path).encode(), path.name.encode()]:
             raise ValueError(f"{path} does not have the digest in {digest.name}: it is damaged or was changed")
         tensors, metadata = read_tensors(path)
         stored = json_object(path, metadata.get("lipflow", "").encode())
