@@ -15,6 +15,7 @@ import numpy as np
 from lipflow.files import require_file, sha256
 
 MAX_JSON_BYTES = 2**27
+RUBBISH = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError)  # its errors
 MAX_NUMBERS = 2**27  # in all values of a network for one image, as in lipflow.check: 1 GB
 
 

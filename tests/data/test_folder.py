@@ -234,4 +234,5 @@ def test_load_rejects_arguments_without_effect(tmp_path):
         write_classes(tmp_path / part, {"a": 2, "b": 1})
     assert len(load("folder", tmp_path).validation) == 3
     rejected(tmp_path, r"validation is the validation split already; drop validation=1", validation=1)
-    rejected(tmp_path, "positive number of pixels; got 0", image_size=0)
+    rejected(tmp_path, "from 1 to 8192 pixels; got 0", image_size=0)
+    rejected(tmp_path, "from 1 to 8192 pixels; got 1000000", image_size=10**6)

@@ -87,6 +87,10 @@ class Checkpoints:
             if not path.with_suffix(".sha256").exists():
                 path.unlink(missing_ok=True)
 
+    def path(self, step: int) -> Path:
+        """The file of a checkpoint."""
+        return self._paths(step)[0]
+
     def _remove(self, step: int) -> None:
         for path in reversed(self._paths(step)):  # the digest first: without it the checkpoint does not exist
             path.unlink(missing_ok=True)
