@@ -1,3 +1,4 @@
+import os
 import struct
 import zlib
 from dataclasses import replace
@@ -219,6 +220,35 @@ def test_load_names_a_damaged_image(tmp_path, damaged):
     path = tmp_path / "b" / "003.png"
     path.write_bytes(damaged(path.read_bytes()))
     rejected(tmp_path, r"b/003\.png cannot be read as an image .*repair or remove it")
+
+
+def _png_header(path):
+    """A PNG of 50 000 × 50 000 pixels, without data."""
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk)))
+
+
+def _bomb(path):
+    """An image that Pillow itself would only warn of."""
+    Image.new("L", (9_000, 10_000)).save(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (os.mkfifo, "is not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is not a regular file"),
+        (lambda path: path.symlink_to(path), "is not a regular file"),
+        (_png_header, "cannot be read as an image"),
+        (_bomb, "90000000 pixels, above the limit"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_load_rejects_pipes_devices_and_huge_images(make, words, tmp_path):
+    write_classes(tmp_path, {"a": 5, "b": 5})
+    (tmp_path / "b" / "003.png").unlink()
+    make(tmp_path / "b" / "003.png")
+    rejected(tmp_path, rf"b/003\.png .*{words}", image_size=6)
 
 
 def test_load_rejects_more_than_the_memory_before_reading(tmp_path, monkeypatch):
