@@ -212,4 +212,4 @@ def _require_step(h: float, *repetitions: int | None) -> None:
         raise ValueError(f"a step size is a finite number above 0, not {h!r}")
     for number in repetitions:
         if number is not None and (not isinstance(number, int) or not 1 <= number <= MAX_REPETITIONS):
-            raise ValueError(f"iterations and terms are integers from 1 to {MAX_REPETITIONS}, not {number!r}")
+            raise ValueError(f"iterations and terms are integers of at least 1 and at most {MAX_REPETITIONS}, not {number!r}")
