@@ -239,6 +239,16 @@ def test_attack_and_check_refuse_a_changed_file(certified, file, message, capsys
     assert "holds no certificate" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["attack.json", "attack.npz"])
+def test_attack_refuses_to_write_to_a_pipe(certified, name, capsys):
+    """It would wait for a reader."""
+    (certified / name).unlink(missing_ok=True)
+    os.mkfifo(certified / name)
+    assert lipflow_command("attack", certified) == 2
+    assert f"{name} is not a regular file" in capsys.readouterr().err
+    (certified / name).unlink()
+
+
 @pytest.mark.parametrize("name", ["empty", "file", "cpl-fast-cifar10"])
 def test_check_does_not_reject_a_missing_certificate(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

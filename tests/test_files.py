@@ -22,17 +22,31 @@ def test_write_atomic_keeps_the_old_file_if_the_write_fails(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_write_atomic_in_two_processes_leaves_the_file_of_one(tmp_path, monkeypatch):
+def test_write_atomic_twice_at_once_leaves_the_file_of_one(tmp_path):
     path = tmp_path / "x"
 
     def write(temporary):
         temporary.write_text("mine")
-        monkeypatch.setattr(os, "getpid", lambda: 1)
         write_atomic(path, lambda other: other.write_text("another's"))
         assert path.read_text() == "another's"
 
     write_atomic(path, write)
     assert path.read_text() == "mine"
+
+
+def test_a_link_with_the_name_of_the_temporary_file_is_not_followed(tmp_path, monkeypatch):
+    """Names cannot be guessed; here the links have every name that the process could use."""
+    names = []
+    write_atomic(tmp_path / "x", lambda temporary: (names.append(temporary.name), temporary.write_text("new")))
+    for same in (f".x.{os.getpid()}.part", names[0]):
+        (tmp_path / same).symlink_to(tmp_path / "precious")
+    (tmp_path / "precious").write_text("old")
+    write_atomic(tmp_path / "x", lambda temporary: temporary.write_text("new"))
+    monkeypatch.setattr("secrets.token_hex", lambda count: names[0].split(".")[2])
+    with pytest.raises(FileExistsError):
+        write_atomic(tmp_path / "x", lambda temporary: temporary.write_text("newer"))
+    assert (tmp_path / "precious").read_text() == "old"
+    assert (tmp_path / "x").read_text() == "new"
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])

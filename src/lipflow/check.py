@@ -12,7 +12,9 @@ Proofs: docs/norms.md and docs/soundness.md.
 import hashlib
 import json
 import math
+import stat
 import sys
+import zipfile
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,26 @@ class Rejected(Exception):
 def require(holds, why):
     if not holds:
         raise Rejected(why)
+
+
+# Limits. Otherwise a few bytes could claim a shape or a torus that fills the memory, and a pipe would never end
+
+FILE_BYTES = 2**27  # of certificate.json, and of the header of frozen.safetensors
+NUMBERS = 2**27  # in an array, and in the values of a network for an image: 1 GB. cpl-xl has less than 2²⁴ values
+
+
+def limited(numbers, name):
+    require(numbers <= NUMBERS, f"{name} takes {numbers} numbers, above the limit of this checker, {NUMBERS}")
+    return numbers
+
+
+def regular_file(path, limit=math.inf):
+    status = path.stat()
+    require(stat.S_ISREG(status.st_mode), f"{path.name} is not a regular file")
+    require(
+        status.st_size <= limit, f"{path.name} has {status.st_size} bytes, above the limit of this checker, {limit}"
+    )
+    return path
 
 
 # What a description of a network may be. The fields, types and names of a file are checked here and nowhere else
@@ -215,6 +237,7 @@ def verify_strips(taps, axis, ceiling, name):
     (_, a, b), stride, extent = taps.shape, axis["stride"], axis["extent"]
     thick = max(1, -(-extent // stride) - 1)
     count, step, window = -(-axis["outputs"] // thick), thick * stride, (thick - 1) * stride + extent
+    limited(count * (3 * (thick * a) ** 2 + window + thick), f"{name}: the proof of its norm")
     whole, t = toeplitz(taps, thick, axis), np.arange(count)[:, None]
     q, n, shared = thick * a, window * b, max(window - step, 0) * b
     places = t * step + np.arange(window) - axis["before"]
@@ -236,7 +259,9 @@ def verify_strips(taps, axis, ceiling, name):
 def toeplitz(taps, outputs, axis):
     """The matrix of some outputs along one axis: taps (taps, a, b) to (outputs, a, positions, b)."""
     (_, a, b), stride, extent = taps.shape, axis["stride"], axis["extent"]
-    matrix = np.zeros((outputs, a, (outputs - 1) * stride + extent, b))
+    positions = (outputs - 1) * stride + extent
+    limited(outputs * a * positions * b, "a matrix of outputs")
+    matrix = np.zeros((outputs, a, positions, b))
     for i in range(outputs):
         matrix[i, :, i * stride : i * stride + extent : axis["dilation"]] = np.swapaxes(taps, 0, 1)
     return matrix
@@ -258,6 +283,7 @@ def verify_norm(w, claim, name):
     require(integral and len(exact) == 2 and exact[0] >= exact[1], f"{name}: {claim['torus']} is not a torus")
     kernels = weight.reshape(w.groups, -1, *weight.shape[1:])
     if all(exact):
+        limited(weight.size * columns["outputs"] * columns["size"], f"{name}: the proof of its norm")
         for kernel in kernels:
             taps = np.stack([toeplitz(k, columns["outputs"], columns) for k in kernel.transpose(2, 3, 0, 1)])
             taps = taps[:, :, :, columns["before"] : columns["before"] + columns["size"]]
@@ -291,11 +317,11 @@ def torus(axis, circular, claimed, name):
     side, twist = claimed
     if circular:
         require((side, twist) == (n, 0), f"{name}: circular padding needs the torus [{n}, 0], not {claimed}")
-        places = [i * s % n for i in range(axis["outputs"])]
-        return n, s if n % s == 0 else 1, max(map(places.count, set(places)))
+        places = n // math.gcd(n, s)  # of the outputs, one after the other, again and again
+        return n, s if n % s == 0 else 1, -(-axis["outputs"] // places)
     least = s if k == 1 else max(n + before, (axis["outputs"] - 1) * s - before + axis["extent"])
-    fits = side >= least and side % s == 0
-    require(fits, f"{name}: the torus needs a side of at least {least} that is a multiple of {s}, not {side}")
+    fits = least <= side <= 2 * (least + s) and side % s == 0
+    require(fits, f"{name}: the torus needs a side of {least} or slightly more, a multiple of {s}, not {side}")
     require(twist in (0, 1), f"{name}: a twist is 0 or 1, not {twist}")
     return side, s, 1
 
@@ -305,6 +331,7 @@ def symbols_of(kernel, axes, tori, twist):
     out, grouped, height, width = kernel.shape
     (n1, s1, _), (n2, s2, _) = tori
     c1, c2 = n1 // s1, n2 // s2
+    limited(4 * s1 * n2 * (out * grouped + height * width), "a symbol")
     sizes = zip(axes, (height, width), (2 * n1, 2 * n2), strict=True)  # reduced here, so integers are below 2⁶²
     taps1, taps2 = (np.array([[axis["dilation"] * j % turn] for j in range(k)]) for axis, k, turn in sizes)
     for f in range((c1 + 1) // 2 if twist[0] else c1 // 2 + 1):
@@ -389,6 +416,7 @@ class Linear(Operator):
             )
         self.in_shape = (self.groups * grouped, *(a["size"] for a in self.axes))
         self.out_shape = (out, *(a["outputs"] for a in self.axes))
+        limited(self.in_shape[0] * math.prod(a["size"] + a["before"] + a["after"] for a in self.axes), "a padded image")
         if self.circular:
             self.repeats = math.prod(-(-(a["size"] + a["before"] + a["after"]) // a["size"]) for a in self.axes)
         self.dots = grouped * height * width + 1, out // self.groups * height * width + 1 + self.repeats
@@ -470,6 +498,7 @@ class Fourier(Operator):
         require(fits and self.re.shape[:2] == (h, w // 2 + 1), "a Fourier map needs h × (w // 2 + 1) matrices")
         self.width, m = w, self.re.shape[1]
         self.in_shape, self.out_shape = (self.re.shape[3], h, w), (self.re.shape[2], h, w)
+        limited(4 * h * h + 2 * m * w, "a Fourier transform")
         c = np.array([1.0 if 2 * f % w == 0 else 2.0 for f in range(m)])
         cosine, sine = (np.sqrt(c / w)[:, None] * t for t in unit_circle(np.outer(np.arange(m), np.arange(w)) % w, w))
         self.rows = np.concatenate([cosine, -sine])
@@ -601,7 +630,7 @@ class Gather(Primitive):
         require(self.index.size > 0, "a gather needs an index")
         require(self.index.min() >= -1 and self.index.max() < sum(self.sizes), "an index of a gather is out of range")
         self.flat = self.index.reshape(-1)
-        counts = np.bincount(self.flat[self.flat >= 0], minlength=sum(self.sizes))
+        counts = np.bincount(self.flat[self.flat >= 0], minlength=limited(sum(self.sizes), "a gather"))
         ends = np.cumsum(self.sizes)
         self.counts = [int(part.max()) for part in np.split(counts, ends[:-1])]
 
@@ -844,6 +873,7 @@ class MaxPool(Primitive):
         sizes = zip(shapes[0][1:], self.axes, strict=True)
         out = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, (k, s, p, d) in sizes]
         self.fit(min(out) >= 1)
+        limited(math.prod(k for k, *_ in self.axes) * math.prod(out) * shapes[0][0], "the windows of a max_pool")
         return shapes[0][0], *out
 
     def run(self, x):
@@ -914,8 +944,12 @@ def read_safetensors(path):
     """(metadata, tensors) of a safetensors file: a length, a JSON header, and float64 or int32 numbers."""
     raw = path.read_bytes()
     length = int.from_bytes(raw[:8], "little")
+    require(length <= FILE_BYTES, f"the header of {path.name} has {length} bytes, above the limit, {FILE_BYTES}")
     header = json.loads(raw[8 : 8 + length])
     metadata, tensors = header.pop("__metadata__", {}), {}
+    spans = [entry["data_offsets"] for entry in header.values()]
+    apart = all(0 <= first <= last for first, last in spans) and sum(b - a for a, b in spans) <= len(raw) - 8 - length
+    require(apart, f"the tensors of {path.name} overlap")
     for name, entry in header.items():
         first, last = entry["data_offsets"]
         require(entry["dtype"] in ("F64", "I32"), f"{name} is neither float64 nor int32")
@@ -929,6 +963,20 @@ def read_safetensors(path):
     return json.loads(metadata["lipflow"]), tensors
 
 
+def read_rows(path, names):
+    """Columns of an .npz file. None is compressed or larger than the file, so its size bounds the memory."""
+    with zipfile.ZipFile(path) as archive:
+        members = [archive.getinfo(f"{name}.npy") for name in names]
+        for member in members:
+            require(member.compress_type == zipfile.ZIP_STORED, f"{member.filename} is compressed; use numpy.savez")
+            with archive.open(member) as file:
+                require(np.lib.format.read_magic(file) == (1, 0), f"{member.filename} is not of version 1.0")
+                shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+            fits = not dtype.hasobject and math.prod(shape) * max(dtype.itemsize, 1) <= path.stat().st_size
+            require(fits, f"{member.filename} of shape {shape} and dtype {dtype} is not in a file of that size")
+        return [np.lib.format.read_array(archive.open(member), allow_pickle=False) for member in members]
+
+
 class Network:
     """Primitives, and vertices [primitive, *inputs] in topological order: the input first, the output last."""
 
@@ -936,7 +984,7 @@ class Network:
         require_description(description, tensors)
         listed = description["primitives"], claims["primitives"]
         require(len(listed[0]) == len(listed[1]), "the ledger does not list every primitive")
-        self.primitives, self.vertices, self.shapes = [], description["vertices"], []
+        self.primitives, self.vertices, self.shapes, numbers = [], description["vertices"], [], 0
         for i, (p, claim) in enumerate(zip(*listed, strict=True)):
             require(p["kind"] == claim["kind"], f"primitive {i}: the ledger states another kind, {claim['kind']!r}")
             self.primitives.append(KINDS[p["kind"]](p, tensors, claim, f"primitive {i} ({p['kind']})"))
@@ -945,6 +993,8 @@ class Network:
             p = self.primitives[which]
             require((type(p) is Input) == (i == 0), f"vertex {i}: the first vertex must be the input, and no other")
             self.shapes.append(tuple(p.out_shape(*(self.shapes[j] for j in inputs))))
+            numbers = limited(numbers + math.prod(self.shapes[i]), f"the network up to vertex {i}")
+        self.chunk = max(1, min(50, NUMBERS // numbers))  # images to evaluate at once
 
     def values(self, x):
         """The value of every vertex."""
@@ -1052,13 +1102,13 @@ def check(folder, full=False, sample=32, seed=None):
     """
     folder = Path(folder)
     try:
-        claims = json.loads((folder / "certificate.json").read_text())
+        claims = json.loads(regular_file(folder / "certificate.json", FILE_BYTES).read_text())
         stated = {k: v for k, v in claims.items() if k != "digest"}
         canonical = hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
         require(claims["digest"] == canonical, "certificate.json was changed: its digest does not match")
         require(set(claims["files"]) == {"frozen.safetensors", "certified.npz"}, "the list of files is wrong")
         for name, digest in claims["files"].items():
-            found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+            found = hashlib.sha256(regular_file(folder / name).read_bytes()).hexdigest()
             require(found == digest, f"{name} was changed: its digest does not match")
         return _check(folder, claims, full, sample, seed)
     except Rejected:
@@ -1082,17 +1132,17 @@ def _check(folder, claims, full, sample, seed):
     constants, errors = network.fold(claims["domain"], claims["vertices"])
     total, error, low, high = constants[-1], errors[-1], *claims["domain"]
     require(len(network.shapes[-1]) == 1 and network.shapes[-1][0] >= 2, "the output is not a vector of scores")
-    classes, bounds = network.shapes[-1][0], network.pair_bounds(constants)
+    classes, claimed = network.shapes[-1][0], np.asarray(claims["pair_bounds"], dtype=np.float64)
+    require(claimed.shape == (classes, classes), "there is not one pair bound for each pair of classes")
+    bounds = network.pair_bounds(constants)
     require(claims["classes"] == classes, f"the network has {classes} classes, not {claims['classes']}")
     require(total <= number(claims["lipschitz"]), f"L = {claims['lipschitz']} is stated too low")
     require(error <= number(claims["rounding"]), f"E = {claims['rounding']} is stated too low")
-    claimed = np.asarray(claims["pair_bounds"], dtype=np.float64)
     off = ~np.eye(classes, dtype=bool)
-    require(claimed.shape == bounds.shape and (claimed[off] >= bounds[off]).all(), "a pair bound is stated too low")
+    require((claimed[off] >= bounds[off]).all(), "a pair bound is stated too low")
 
     count, columns = claims["images"], ("images", "truth", "label", "logits", "radius", "paper_radius")
-    with np.load(folder / "certified.npz", allow_pickle=False) as rows:
-        images, truth, label, logits, radius, paper = (rows[k] for k in columns)
+    images, truth, label, logits, radius, paper = read_rows(folder / "certified.npz", columns)
     fits = images.shape == (count, *in_shape) and logits.shape == (count, classes)
     fits = fits and truth.shape == label.shape == radius.shape == paper.shape == (count,)
     require(fits, "the columns do not fit the claims")
@@ -1111,8 +1161,8 @@ def _check(folder, claims, full, sample, seed):
     require((paper == least_ratio(logits, label, claimed)).all(), "a radius by the paper's rule is wrong")
 
     chosen = np.sort(np.random.default_rng(seed).permutation(count)[: count if full else sample])
-    for start in range(0, len(chosen), 50):
-        part = chosen[start : start + 50]
+    for start in range(0, len(chosen), network.chunk):
+        part = chosen[start : start + network.chunk]
         scores = network.values(images[part].astype(np.float64) / (255 if byte else 1))[-1]
         scores = np.broadcast_to(scores, (len(part), classes))
         for ours, theirs in zip(scores.tolist(), logits[part].tolist(), strict=True):

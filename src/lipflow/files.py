@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,10 +39,14 @@ def sync_names(folder: Path) -> None:
 
 @contextlib.contextmanager
 def temporary_file(path: Path, write: Callable[[Path], object]) -> Iterator[Path]:
-    """A temporary file in the folder of `path`, filled by `write` and synced; removed at the end unless renamed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    """A temporary file in the folder of `path`, filled by `write` and synced; removed at the end unless renamed.
+
+    Its name cannot be guessed, and it is created exclusively: in a folder that others can write to, a link with its
+    name would otherwise decide what is overwritten.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    temporary.touch(exist_ok=False)
     try:
-        temporary.touch()
         mode = temporary.stat().st_mode  # by the user's umask; safetensors creates files that only the user can read
         write(temporary)
         temporary.chmod(mode)
@@ -52,8 +57,17 @@ def temporary_file(path: Path, write: Callable[[Path], object]) -> Iterator[Path
         temporary.unlink(missing_ok=True)
 
 
+def require_file(path: Path) -> None:
+    """Raise unless a path is a regular file, or a link to one: a pipe or a device may never end."""
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {path}")
+    if not path.is_file():
+        raise ValueError(f"{path} is not a regular file")
+
+
 def sha256(path: Path) -> str:
     """The SHA-256 of a file, read in blocks."""
+    require_file(path)
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -96,8 +110,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and the metadata of a safetensors file."""
     from safetensors import SafetensorError, safe_open
 
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
+    require_file(path)
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118

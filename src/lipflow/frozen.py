@@ -30,7 +30,7 @@ from lipflow.primitives import Constant
 from lipflow.rounding import RANGE, require_arithmetic, subnormal
 from lipflow.shapes import Shape, in_shape_of, require_batch, shape_of
 from lipflow.torch_state import on_cpu, without_inference
-from lipflow.untrusted import json_object
+from lipflow.untrusted import RUBBISH, json_object
 
 MAX_CHUNK_IMAGES = 64  # in a chunk of layers that have more weights than values per image
 
@@ -171,9 +171,9 @@ class Frozen:
             )
         try:
             return Frozen.of(*restored(description, tensors))
-        except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError) as error:
+        except RUBBISH as error:
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-            raise ValueError(f"{path} does not describe a network: {kind}{error}") from None
+            raise ValueError(f"{path} does not describe a network: {kind}{' '.join(str(error).split())}") from None
 
     @property
     def digest(self) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 Shape = tuple[int, ...]
+MAX_LAYERS = 10_000
 
 
 def shape_of(in_shape: Shape) -> Shape:
@@ -69,6 +70,14 @@ def require_images(shape: Shape, channels: int) -> None:
 def require_positive(**sizes: int) -> None:
     """Raise if a size is not an integer of at least 1."""
     require_at_least(1, **sizes)
+
+
+def require_layers(**counts: int) -> None:
+    """Raise if a number of layers is not an integer from 0 to MAX_LAYERS: building more would seem to hang."""
+    require_at_least(0, **counts)
+    for name, count in counts.items():
+        if count > MAX_LAYERS:
+            raise ValueError(f"{name} must be at most {MAX_LAYERS}, not {count}")
 
 
 def require_at_least(least: int, **sizes: int) -> None:

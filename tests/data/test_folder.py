@@ -1,3 +1,4 @@
+import os
 import struct
 import zlib
 from dataclasses import replace
@@ -221,6 +222,35 @@ def test_load_names_a_damaged_image(tmp_path, damaged):
     rejected(tmp_path, r"b/003\.png cannot be read as an image .*repair or remove it")
 
 
+def _png_header(path):
+    """A PNG of 50 000 × 50 000 pixels, without data."""
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk)))
+
+
+def _bomb(path):
+    """An image that Pillow itself would only warn of."""
+    Image.new("L", (9_000, 10_000)).save(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (os.mkfifo, "is not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is not a regular file"),
+        (lambda path: path.symlink_to(path), "is not a regular file"),
+        (_png_header, "cannot be read as an image"),
+        (_bomb, "90000000 pixels, above the limit"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_load_rejects_pipes_devices_and_huge_images(make, words, tmp_path):
+    write_classes(tmp_path, {"a": 5, "b": 5})
+    (tmp_path / "b" / "003.png").unlink()
+    make(tmp_path / "b" / "003.png")
+    rejected(tmp_path, rf"b/003\.png .*{words}", image_size=6)
+
+
 def test_load_rejects_more_than_the_memory_before_reading(tmp_path, monkeypatch):
     write_classes(tmp_path, {"a": 5, "b": 5})
     monkeypatch.setattr(folder, "_installed_memory", lambda: 10 * 3 * 8 * 8 - 1)
@@ -234,4 +264,5 @@ def test_load_rejects_arguments_without_effect(tmp_path):
         write_classes(tmp_path / part, {"a": 2, "b": 1})
     assert len(load("folder", tmp_path).validation) == 3
     rejected(tmp_path, r"validation is the validation split already; drop validation=1", validation=1)
-    rejected(tmp_path, "positive number of pixels; got 0", image_size=0)
+    rejected(tmp_path, "from 1 to 8192 pixels; got 0", image_size=0)
+    rejected(tmp_path, "from 1 to 8192 pixels; got 1000000", image_size=10**6)

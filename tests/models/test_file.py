@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 import lipflow
+from lipflow.files import read_tensors
 from lipflow.models.file import read, save
 
 
@@ -42,6 +43,7 @@ def test_a_network_that_build_did_not_make_is_refused(network, tmp_path):
         save(network, tmp_path / "m")
 
 
+FEW = {"depth": 0, "depth_linear": 0}  # without parameters
 GOOD = {"format": 1, "model": "cpl-digits", "classes": 3, "in_shape": [1, 4, 4], "model_args": {}}
 
 
@@ -63,13 +65,28 @@ def test_a_module_of_another_class_is_refused(tmp_path):
         ({**GOOD, "model_args": {"classes": 1}}, "cannot be loaded"),
         ({**GOOD, "model_args": {"depth": "import os"}}, "cannot be loaded"),
         ({**GOOD, "in_shape": [1, 4]}, "in_shape"),
-        (GOOD, "Missing key"),
+        (GOOD, "its network needs more"),
+        ({**GOOD, "model_args": {"depth": 10**6}}, "its network needs more"),
+        ({**GOOD, "model_args": {"features": 10**7}}, "its network needs more"),
+        ({**GOOD, "in_shape": [1, 10**5, 10**5], "model_args": FEW}, "above the limit"),
+        ({**GOOD, "model_args": {**FEW, "channels": 10**8}}, "above the limit"),
+        ({**GOOD, "model_args": {"mean": {}}}, "cannot be loaded"),
     ],
 )
 def test_metadata_is_checked(metadata, words, tmp_path):
     header = {"lipflow": json.dumps(metadata)} if metadata is not None else None
     save_file({"x": torch.zeros(1)}, tmp_path / "m", header)
     with pytest.raises(ValueError, match=words):
+        read(tmp_path / "m")
+
+
+def test_weights_of_other_names_are_refused(network, tmp_path):
+    save(network, tmp_path / "m")
+    tensors, metadata = read_tensors(tmp_path / "m")
+    name = next(iter(tensors))
+    tensors["other"] = tensors.pop(name)
+    save_file(tensors, tmp_path / "m", metadata)
+    with pytest.raises(ValueError, match=f"Missing key.*{name}"):
         read(tmp_path / "m")
 
 

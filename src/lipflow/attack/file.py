@@ -17,7 +17,7 @@ from lipflow.attack.projected_gradient import PGD
 from lipflow.certificate import CertificateFile
 from lipflow.files import save_arrays, sha256, write_atomic, write_text
 from lipflow.radius import MAX_RADIUS, parse_radius
-from lipflow.untrusted import arrays, count, flags, json_object, mapping, require, require_image_array
+from lipflow.untrusted import arrays, count, flags, mapping, read_json, require, require_image_array
 
 OUTCOME, EXAMPLES = "attack.json", "attack.npz"
 
@@ -72,7 +72,7 @@ def save(folder: Path, outcome: Outcome, attack: PGD, certificate: CertificateFi
 def load(folder: Path, certificate: CertificateFile) -> Outcome | None:
     """Read the outcome of an attack on a certificate; None if another certificate was attacked."""
     path = folder / OUTCOME
-    stated = json_object(path, path.read_bytes())
+    stated = read_json(path)
     if stated.get("certificate") != certificate.digest:
         return None
     clean, robust = flags(stated.get("clean"), path), mapping(stated.get("robust"), path, "robust")

@@ -26,7 +26,7 @@ from lipflow.graph import Domain
 from lipflow.graph.file import SCHEMA
 from lipflow.operators.certified import CertifiedOperator
 from lipflow.rounding import down
-from lipflow.untrusted import arrays, json_object, mapping, number, require, require_image_array
+from lipflow.untrusted import arrays, mapping, number, read_json, require, require_image_array
 
 WEIGHTS, CLAIMS, ROWS = "frozen.safetensors", "certificate.json", "certified.npz"
 COLUMNS = ("images", "truth", "label", "radius", "paper_radius", "logits")  # of certified.npz
@@ -148,7 +148,7 @@ class CertificateFile:
 def load(folder: str | Path) -> CertificateFile:
     """Read a certificate and check that its files belong together and have valid types. This verifies no bound."""
     path, rows = Path(folder) / CLAIMS, Path(folder) / ROWS
-    stated = json_object(path, path.read_bytes())
+    stated = read_json(path)
     claimed = {key: value for key, value in stated.items() if key != "digest"}
     other = f"it has schema {stated.get('schema')!r}, of another version of lipflow; certify the network again"
     require(stated.get("schema") == SCHEMA, path, other)

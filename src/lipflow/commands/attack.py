@@ -103,11 +103,15 @@ def attack(arguments: Attack) -> int:
 def certified(folder: Path) -> "tuple[Path, CertificateFile]":
     """Return the frozen network in a folder and its certificate; raise if there is none that can be attacked."""
     from lipflow import certificate
-    from lipflow.files import sha256
+    from lipflow.attack.file import EXAMPLES, OUTCOME
+    from lipflow.files import require_file, sha256
 
     weights, rows, claims = (folder / name for name in (certificate.WEIGHTS, certificate.ROWS, certificate.CLAIMS))
     if not (weights.is_file() and rows.is_file() and claims.is_file()):
         raise ValueError(f"{folder} holds no certificate; run `lipflow certify {folder}` first")
+    for path in (folder / OUTCOME, folder / EXAMPLES):  # written below; a pipe would be waited for
+        if path.exists():
+            require_file(path)
     found = certificate.load(folder)
     if sha256(weights) != json.loads(claims.read_text())["files"].get(certificate.WEIGHTS):
         raise ValueError(f"{weights} is not the network of {claims}; run `lipflow certify {folder}` again")

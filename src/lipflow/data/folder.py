@@ -11,8 +11,10 @@ classes. Hidden files and files without an image suffix are skipped. All other p
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +25,7 @@ from lipflow.data.dataset import SPLIT_SEED, DataError, Dataset, Request, Split,
 from lipflow.data.order import permutation
 
 _DEEP = re.compile(r"^[IF].*|\w+;(16|32)[BLNSF]+")  # modes of more than 8 bits a channel; Pillow reads RGB;16B as RGB
+MAX_PIXELS, MAX_SIDE = 2**26, 2**13  # of an image, and of a resized one: otherwise a small file could fill the memory
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".pnm", ".tif", ".tiff")
 
 
@@ -30,8 +33,8 @@ def load(request: Request) -> Dataset:
     """Images (3, s, s) with s = image_size; without image_size, all images must have the same size."""
     if request.data_dir is None:
         raise DataError("--data folder needs --data-dir ROOT, a folder with one folder of images for each class")
-    if request.image_size is not None and request.image_size < 1:
-        raise DataError(f"image_size must be a positive number of pixels; got {request.image_size}")
+    if request.image_size is not None and not 1 <= request.image_size <= MAX_SIDE:
+        raise DataError(f"image_size must be from 1 to {MAX_SIDE} pixels; got {request.image_size}")
     names, files = _splits(request.data_dir, request.validation)
     first = files[0].paths[0]
     example = _pixels(first, request.image_size)
@@ -164,8 +167,15 @@ def _pixels(path: Path, size: int | None) -> np.ndarray:  # (3, height, width), 
     """
     from PIL import Image, ImageOps
 
+    if not path.is_file():
+        raise DataError(f"{path} is not a regular file; remove it")
     try:
-        with Image.open(path) as image:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # of more than MAX_PIXELS
+            opened = Image.open(path)
+        with opened as image:
+            if math.prod(image.size) > MAX_PIXELS:
+                raise ValueError(f"it has {math.prod(image.size)} pixels, above the limit, {MAX_PIXELS}")
             tiles: Any = image.tile
             mode = _DEEP.search(str(tiles)) or _DEEP.search(image.mode)
             deep = any(tile[0].startswith("ppm") and tile[3][-1] > 255 for tile in tiles)

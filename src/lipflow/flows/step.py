@@ -29,6 +29,8 @@ from lipflow.primitives import Norm
 from lipflow.primitives.declared import declared
 from lipflow.rounding import up
 
+MAX_REPETITIONS = 10_000  # iterations of a step, or terms of a series
+
 # Published for SOC: 12 convolutions in evaluation and 5 in training; the identity is one more term.
 TERMS, TRAIN_TERMS = 13, 6
 
@@ -209,5 +211,7 @@ def _require_step(h: float, *repetitions: int | None) -> None:
     if isinstance(h, bool) or not isinstance(h, int | float) or not (math.isfinite(h) and h > 0):
         raise ValueError(f"a step size is a finite number above 0, not {h!r}")
     for number in repetitions:
-        if number is not None and (not isinstance(number, int) or number < 1):
-            raise ValueError(f"iterations and terms are integers of at least 1, not {number!r}")
+        if number is not None and (not isinstance(number, int) or not 1 <= number <= MAX_REPETITIONS):
+            raise ValueError(
+                f"iterations and terms are integers of at least 1 and at most {MAX_REPETITIONS}, not {number!r}"
+            )

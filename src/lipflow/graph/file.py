@@ -21,9 +21,9 @@ from lipflow.operators.operator import Adjoint
 from lipflow.primitives import KINDS, NONLINEARITIES, Input, Primitive
 from lipflow.primitives.nonlinearity import EXACT_SIGMAS, Nonlinearity, name_of
 from lipflow.shapes import Shape
+from lipflow.untrusted import MAX_NUMBERS
 
 SCHEMA = 2
-MAX_ENTRIES = 2**31  # of a value: the indices of a gather are stored in 32 bits
 
 
 def tensors_of(p: Primitive) -> list[tuple[str, Tensor]]:
@@ -105,6 +105,7 @@ def restored(description: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[G
     if unused := sorted(set(range(len(primitives))) - {which for which, *_ in description["vertices"]}):
         raise ValueError(f"no vertex uses the primitives {unused[:9]}")
     shapes: list[Shape] = []
+    numbers = 0
     for i, (which, *inputs) in enumerate(description["vertices"]):
         if not _is(list[int], [which, *inputs]) or not 0 <= which < len(primitives):
             raise ValueError(f"vertex {i} is {[which, *inputs]}, which are not a primitive and indices of vertices")
@@ -112,8 +113,9 @@ def restored(description: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[G
         if not all(0 <= j < i for j in inputs) or isinstance(p, Input) != (i == 0):
             raise ValueError(f"vertex {i} does not come after its inputs")
         shapes.append(p.out_shape(*(shapes[j] for j in inputs)))
-        if math.prod(shapes[i]) > MAX_ENTRIES:
-            raise ValueError(f"vertex {i} has the shape {shapes[i]}, of more than {MAX_ENTRIES} entries")
+        numbers += math.prod(shapes[i])
+        if numbers > MAX_NUMBERS:
+            raise ValueError(f"the values up to vertex {i} are {numbers} numbers, above the limit, {MAX_NUMBERS}")
     if not shapes:
         raise ValueError("the file holds no network")
     for key, wanted in (("domain", tuple[float, float]), ("names", list[str]), ("note", str)):

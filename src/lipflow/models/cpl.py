@@ -12,7 +12,7 @@ from lipflow.blocks import AvgPool, LastLayerNormalization, Normalize, PadChanne
 from lipflow.blocks.normalize import Values
 from lipflow.flows import Sequential, cpl_conv, cpl_dense
 from lipflow.models.network import Network
-from lipflow.shapes import require_at_least, require_positive
+from lipflow.shapes import require_layers, require_positive
 
 
 def cpl(
@@ -37,7 +37,7 @@ def cpl(
     `inner` is the number of output channels of W in a convolution, `features` the rows of W in a dense layer.
     """
     require_positive(channels=channels, inner=inner, kernel_size=kernel_size, pool=pool, features=features)
-    require_at_least(0, depth=depth, depth_linear=depth_linear)
+    require_layers(depth=depth, depth_linear=depth_linear)
     colours, height, width = in_shape
     if channels < colours:
         raise ValueError(f"channels={channels} is less than the {colours} channels of the input")

@@ -17,7 +17,7 @@ from lipflow.blocks import AvgPool, LastLayerNormalization, Normalize, PadChanne
 from lipflow.blocks.normalize import Values
 from lipflow.flows import Sequential, Weight, cpl_conv, cpl_dense
 from lipflow.models.network import Network
-from lipflow.shapes import require_at_least, require_positive
+from lipflow.shapes import require_layers, require_positive
 
 NOISE_STD = 0.02  # of the initial kernel of a convolution
 
@@ -46,10 +46,10 @@ def cpl_fast(
     if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in (depth, inner)):
         raise ValueError(f"depth and inner are pairs, for two resolutions, not {depth} and {inner}")
     require_positive(channels=channels, kernel_size=kernel_size, pool=pool, features=features)
-    require_at_least(0, depth_linear=depth_linear)
+    require_layers(depth_linear=depth_linear)
     for layers, outputs in zip(depth, inner, strict=True):
         require_positive(inner=outputs)
-        require_at_least(0, depth=layers)
+        require_layers(depth=layers)
     if height % (4 * pool) or width % (4 * pool):
         raise ValueError(f"the sides of images are multiples of {4 * pool} with pool={pool}, not {height}×{width}")
     if channels < 4 * colours:

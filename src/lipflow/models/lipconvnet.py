@@ -16,7 +16,7 @@ from lipflow.blocks.soc import soc_conv, soc_dense
 from lipflow.flows import Sequential
 from lipflow.flows.step import TERMS, TRAIN_TERMS
 from lipflow.models.network import Network
-from lipflow.shapes import require_positive
+from lipflow.shapes import require_layers, require_positive
 
 ACTIVATIONS: dict[str, Callable[[int], nn.Module]] = {"maxmin": lambda channels: MaxMin(), "householder": Householder}
 
@@ -39,6 +39,7 @@ def lipconvnet(
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation is one of {', '.join(ACTIVATIONS)}, not {activation!r}")
     require_positive(block=block, stages=stages, channels=channels)
+    require_layers(block=block, stages=stages)
     if channels % 2:
         raise ValueError(f"channels are paired, so they are even, not channels={channels}")
     if in_shape[1] % 2**stages or in_shape[2] % 2**stages:

@@ -249,9 +249,9 @@ def _aliases(axis: Axis, padding_mode: str) -> tuple[int, int]:
     """The stride whose aliases add, and the greatest number of outputs at one torus position."""
     if padding_mode == "zeros":
         return axis.stride, 1
-    # Circular: output i is at position i·s mod n, and several outputs may share a position.
-    positions = [i * axis.stride % axis.size for i in range(axis.outputs)]
-    return axis.stride if axis.size % axis.stride == 0 else 1, max(map(positions.count, set(positions)))
+    # Circular: output i is at position i·s mod n, one of n/gcd(n, s), which follow each other again and again.
+    positions = axis.size // math.gcd(axis.size, axis.stride)
+    return axis.stride if axis.size % axis.stride == 0 else 1, -(-axis.outputs // positions)
 
 
 def _estimate(matrices: Tensor, candidates: int = 24) -> float:

@@ -13,7 +13,7 @@ from lipflow import attack, certificate
 from lipflow.attack import OUTCOME, Outcome
 from lipflow.certificate import CLAIMS, ROWS, CertificateFile
 from lipflow.train.record import FINAL, Record
-from lipflow.untrusted import json_object, mapping, number, require
+from lipflow.untrusted import json_object, mapping, number, read_text, require
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,11 @@ def read(folder: Path, name: str) -> RunResults:
     """Read one run, and check that its files belong together."""
     record = Record.read(folder)
     certified, outcome, stale = None, None, False
-    if (folder / CLAIMS).is_file():
+    if (folder / CLAIMS).exists():
         certified = certificate.load(folder)
         require(certified.images.ndim == 4, folder / ROWS, "images are not (n, channels, height, width)")
         require(certified.domain == (0.0, 1.0), folder / CLAIMS, "its domain is not [0, 1], the range of pixels")
-        if (folder / OUTCOME).is_file():
+        if (folder / OUTCOME).exists():
             outcome = attack.load(folder, certified)
             stale = outcome is None
     losses, epochs = _log(folder / "log.jsonl")
@@ -93,7 +93,7 @@ def read(folder: Path, name: str) -> RunResults:
 
 def _log(path: Path) -> tuple[tuple[tuple[float, float], ...], tuple[Epoch, ...]]:
     """Read the losses of steps and the validations of epochs. An incomplete last line is left out."""
-    texts = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+    texts = read_text(path).split(b"\n")[:-1] if path.exists() else []
     lines = [json_object(path, text) for text in texts]
     steps = [line for line in lines if line.get("kind") == "step"]
     losses = tuple((number(s.get("step"), path, "step"), number(s.get("loss"), path, "loss")) for s in steps)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from lipflow.files import read_tensors, save_tensors, sha256, write_text
-from lipflow.untrusted import json_object, mapping
+from lipflow.untrusted import json_object, mapping, read_text
 
 KEPT_CHECKPOINTS = 2
 
@@ -52,9 +52,9 @@ class Checkpoints:
     def load(self, step: int) -> Checkpoint:
         """The checkpoint of a step; ValueError if it is damaged."""
         path, digest = self._paths(step)
-        if not path.is_file():
+        if not path.exists():
             raise ValueError(f"{path} is missing")
-        if digest.read_bytes().split() != [sha256(path).encode(), path.name.encode()]:
+        if read_text(digest).split() != [sha256(path).encode(), path.name.encode()]:
             raise ValueError(f"{path} does not have the digest in {digest.name}: it is damaged or was changed")
         tensors, metadata = read_tensors(path)
         stored = json_object(path, metadata.get("lipflow", "").encode())
@@ -86,6 +86,10 @@ class Checkpoints:
         for path in self.folder.glob("step-*.safetensors"):
             if not path.with_suffix(".sha256").exists():
                 path.unlink(missing_ok=True)
+
+    def path(self, step: int) -> Path:
+        """The file of a checkpoint."""
+        return self._paths(step)[0]
 
     def _remove(self, step: int) -> None:
         for path in reversed(self._paths(step)):  # the digest first: without it the checkpoint does not exist

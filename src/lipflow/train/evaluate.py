@@ -8,6 +8,7 @@ radii of `lipflow certify`.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from lipflow.operators import LinearOperator, norm_estimate
 from lipflow.primitives import Descent
 from lipflow.radius import parse_radius
 from lipflow.train.distributed import Ranks
+from lipflow.train.run import from_json
 
 POWER_ITERATIONS = 20  # of an estimated norm
 
@@ -33,6 +35,15 @@ class Accuracy:
     images: int
     clean: float
     certified: dict[str, float]
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Accuracy":
+        """The inverse of `asdict`; raise on other values."""
+        found = from_json("accuracy", value, Accuracy)
+        fractions = (found.clean, *found.certified.values())
+        if not found.certified or not all(type(number) in (int, float) and 0 <= number <= 1 for number in fractions):
+            raise ValueError(f"an accuracy has fractions from 0 to 1, not {value!r}")
+        return found
 
     @property
     def score(self) -> float:

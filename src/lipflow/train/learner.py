@@ -33,7 +33,10 @@ def make_network(run: Run, data: Dataset) -> Network:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)
         arguments = {**normalize[run.recipe.normalize], "lln": run.recipe.lln, **run.model_args}
-        return build(run.model, data.classes, data.shape, **arguments)
+        try:
+            return build(run.model, data.classes, data.shape, **arguments)
+        except (RuntimeError, ArithmeticError, MemoryError, LookupError, AttributeError) as error:
+            raise ValueError(f"{run.model} cannot be built with {arguments}: {' '.join(str(error).split())}") from error
 
 
 def make_optimiser(network: nn.Module, chosen: Adam | SGD) -> Optimizer:
@@ -65,6 +68,13 @@ def load_state_tensors(optimiser: Optimizer, tensors: dict[str, Tensor]) -> None
     for key, tensor in tensors.items():
         number, name = key.split(".", 1)
         state.setdefault(int(number), {})[name] = tensor
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    names = {"momentum_buffer"} if isinstance(optimiser, torch.optim.SGD) else {"step", "exp_avg", "exp_avg_sq"}
+    for number, entries in state.items():
+        shape = parameters[number].shape if 0 <= number < len(parameters) else None
+        same = [t.dtype == torch.float32 and t.shape == (() if n == "step" else shape) for n, t in entries.items()]
+        if entries.keys() != names or not all(same):  # torch would read beyond the end of a tensor
+            raise ValueError(f"the state of the optimiser does not fit parameter {number}")
     optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
 
 

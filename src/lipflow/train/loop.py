@@ -25,6 +25,7 @@ from lipflow.train.run import CHANGEABLE, Run, differences
 from lipflow.train.schedule import Plan
 from lipflow.train.signals import Interrupted, NonFiniteLoss, Signals
 from lipflow.train.writer import State, Writer, closing_message, divergence_message, opening_message, with_progress
+from lipflow.untrusted import RUBBISH
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def _run(
 ) -> Result:
     """Train from the last checkpoint, or the start, to the end of the schedule."""
     ranks, checkpoints = learner.ranks, Checkpoints(learner.run.folder / "checkpoints")
-    state = _restore(learner, checkpoints)
+    state = _restore(learner, checkpoints, record.steps)
     start -= state.elapsed
     with Writer(learner, state, record, checkpoints) if ranks.first else nullcontext() as writer:
         if writer:
@@ -168,7 +169,7 @@ def _certify(learner: Learner, data: Dataset, writer: Writer | None) -> Accuracy
         return None
 
 
-def _restore(learner: Learner, checkpoints: Checkpoints) -> State:
+def _restore(learner: Learner, checkpoints: Checkpoints, steps: int) -> State:
     """Load the latest complete checkpoint, the same on every rank; without one, return the initial state."""
     ranks = learner.ranks
     checkpoint = checkpoints.latest() if ranks.first else None
@@ -183,8 +184,15 @@ def _restore(learner: Learner, checkpoints: Checkpoints) -> State:
                 part.unlink(missing_ok=True)
     if checkpoint is None:
         return State()
-    learner.load(checkpoint.tensors)
-    return State.from_json(checkpoint.numbers)
+    try:
+        learner.load(checkpoint.tensors)
+        state = State.from_json(checkpoint.numbers)
+        if not state.step == step <= steps:
+            raise ValueError(f"it is of step {state.step}, its name of step {step}, and the run has {steps} steps")
+    except RUBBISH as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{checkpoints.path(step)} is not a checkpoint of this run: {reason}") from None
+    return state
 
 
 # The folder of a run
@@ -228,12 +236,15 @@ def _require_same_on_all(run: Run, resume: bool, data: Dataset, ranks: Ranks) ->
 def _lock(folder: Path) -> Iterator[None]:
     """Lock a folder against other training processes; the system releases the lock when this process ends."""
     folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "log.jsonl"
+    if log.is_symlink() or (log.exists() and not log.is_file()):  # it is written in place
+        raise ValueError(f"{log} is a link, or not a regular file; remove it")
     try:
         import fcntl
     except ImportError:  # on Windows
         yield
         return
-    with (folder / "log.jsonl").open("ab") as file:
+    with log.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -257,7 +268,7 @@ def _finished(folder: Path, stored: Record, ranks: Ranks) -> Result:
     if ranks.first:
         print(f"{folder} has ended already: {folder / FINAL}")
     validation = None
-    with suppress(ValueError, OSError):  # damaged checkpoints: the network is complete without them
+    with suppress(OSError, *RUBBISH):  # damaged checkpoints: the network is complete without them
         if last := Checkpoints(folder / "checkpoints").latest():
             validation = State.from_json(last.numbers).validation
     return Result(folder, read(folder / FINAL), validation, stored.exact)

@@ -16,6 +16,8 @@ from lipflow.radius import parse_radius
 from lipflow.train.budget import parse_duration
 from lipflow.train.schedule import SCHEDULES, Exponential, Linear, MultiStep, Schedule, Triangular
 
+MAX_THREADS = 1024  # of a process
+
 
 def flag(name: str) -> str:
     """The name of a field as a flag of the command line."""
@@ -33,6 +35,12 @@ def _require_at_least(least: Mapping[str, int], owner: object) -> None:
     for name, low in least.items():
         if not getattr(owner, name) >= low:
             raise ValueError(f"--{flag(name)} must be at least {low}, not {getattr(owner, name)}")
+
+
+def require_threads(threads: Any) -> None:
+    """Raise unless it is a number of threads that the libraries of torch can start: they crash on a million."""
+    if type(threads) is not int or not 0 <= threads <= MAX_THREADS:
+        raise ValueError(f"--threads must be from 0 to {MAX_THREADS}, not {threads!r}")
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,8 @@ class Recipe:
         for name, words in _LITERALS.items():
             if getattr(self, name) not in words:
                 raise ValueError(f"--{flag(name)} is one of {', '.join(words)}, not {getattr(self, name)!r}")
-        _require_at_least({"epochs": 1, "batch_size": 1, "crop_padding": 0, "cutout": 0, "threads": 0}, self)
+        _require_at_least({"epochs": 1, "batch_size": 1, "crop_padding": 0, "cutout": 0}, self)
+        require_threads(self.threads)
         if not self.radii:
             raise ValueError("--radii needs at least one radius, such as 36/255")
         for text in self.radii:

@@ -18,8 +18,10 @@ from lipflow.files import write_text
 from lipflow.machine import processor
 from lipflow.train.distributed import Ranks
 from lipflow.train.evaluate import Accuracy
+from lipflow.train.recipe import require_threads
 from lipflow.train.run import Run, from_json
 from lipflow.train.schedule import Plan
+from lipflow.untrusted import RUBBISH, read_json
 
 FINAL, BEST = "model.safetensors", "best.safetensors"
 
@@ -57,19 +59,21 @@ class Record:
     def read(cls, folder: Path) -> "Record":
         path = folder / "run.json"
         try:
-            values = json.loads(path.read_text())
+            values = read_json(path)
             run = Run.from_json(values["run"])
             plan = Plan.of(values.get("plan", values["steps"]))
             if plan.steps != values["steps"]:
                 raise ValueError(f"its plan has {plan.steps} steps, and not {values['steps']}")
             environment = from_json("environment", values["environment"], dict)
+            require_threads(environment.get("threads", 0))
             digests = from_json("data_sha256", values.get("data_sha256", {}), dict)
             classes = from_json("class_names", values.get("class_names", []), tuple[str, ...])
-            exact = Accuracy(**values["validation_exact"]) if "validation_exact" in values else None
+            exact = Accuracy.from_json(values["validation_exact"]) if "validation_exact" in values else None
         except (FileNotFoundError, NotADirectoryError):
             raise ValueError(f"{folder} holds no run: there is no {path}") from None
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"{path} is not a record of a run: {error}") from None
+        except RUBBISH as error:
+            missing = "it has no field " if isinstance(error, KeyError) else ""
+            raise ValueError(f"{path} is not a record of a run: {missing}{' '.join(str(error).split())}") from None
         return cls(run, plan, environment, exact, digests, classes)
 
     def other_images(self, data: Dataset, *splits: SplitName) -> list[str]:

@@ -5,11 +5,12 @@ also written for TensorBoard, if that is installed.
 """
 
 import json
+import math
 import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence, Sized
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from lipflow.train.checkpoint import Checkpoint, Checkpoints
 from lipflow.train.evaluate import Accuracy
 from lipflow.train.learner import Learner, diagnosis, require_finite
 from lipflow.train.record import BEST, FINAL, Record, environment
+from lipflow.train.run import from_json
 
 T = TypeVar("T", bound=Sized)
 SECONDS_BETWEEN_LINES = 10.0  # of progress through images
@@ -43,8 +45,14 @@ class State:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "State":
-        validation = values["validation"]
-        return cls(**{**values, "validation": None if validation is None else Accuracy(**validation)})
+        """The inverse of `asdict`; raise on other values."""
+        accuracy = values.get("validation")
+        state = from_json("state", {**values, "validation": None}, cls)
+        numbers = [state.step, state.epoch_images, state.best_epoch, state.log_bytes]
+        times = [state.epoch_loss, state.best, state.seconds, state.elapsed, state.validation_seconds or 0.0]
+        if min(numbers) < 0 or not all(map(math.isfinite, times)):
+            raise ValueError(f"a number of its state is negative or not finite: {state}")
+        return replace(state, validation=None if accuracy is None else Accuracy.from_json(accuracy))
 
 
 class Writer:
