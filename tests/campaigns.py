@@ -34,11 +34,6 @@ Where no network is named, it is `cpl-digits`, trained by `tests/soundness/conft
 are handwritten digits that it was not trained on. Each row holds for the commit that it names; later commits have
 passed the smaller searches.
 
-The certificates of all kinds are counted as they are drawn. An audit of 5 of the 100 parts (seeds 0, 17, 42, 63 and 99:
-50,000 certificates) found 1,537 that repeat a point of the same network, 1,513 of them of random graphs; 10 for which
-no other point was tried; and 18 networks without a certified point. Digits repeat between parts, too. So the number of
-distinct points that were attacked is below a million: an estimated 960,000.
-
 ## Sources
 
 {sources}

@@ -113,15 +113,14 @@ def _digits(which: int) -> tuple[Frozen, Tensor]:
 
 
 def digits(seed: int) -> Subject:
-    """Digits as bytes, or mixtures of two of them."""
+    """Mixtures of two digits, as bytes or floats."""
     frozen, images = _digits(seed % len(DIGITS))
 
     def inputs(count: int, draw: Draw) -> Tensor:
         a, b = images[torch.randint(len(images), (2, count), generator=draw.generator)]
-        if draw.integer(0, 1):
-            return a
         t = torch.rand(count, 1, 1, 1, generator=draw.generator, dtype=torch.float64)
-        return ((1 - t) * to_unit(a, torch.float64) + t * to_unit(b, torch.float64)).clamp(0, 1)
+        mixed = ((1 - t) * to_unit(a, torch.float64) + t * to_unit(b, torch.float64)).clamp(0, 1)
+        return (255 * mixed).round().to(torch.uint8) if draw.integer(0, 1) else mixed
 
     return Subject(frozen, inputs)
 
