@@ -186,8 +186,8 @@ def test_no_certificate_of_a_million_breaks():
         "of_a_million",
         time.perf_counter() - start,
         done=f"{whole['certificates']:,} different certificates of {networks:,} networks (seeds 0 to {PARTS - 1}): "
-        f"{share}; half of the points lie near the next label; {whole['points']:,} points inside of the radius, along the gradients "
-        f"of the margins of two rivals, by PGD and in random directions",
+        f"{share}; half of the points lie near the next label; {whole['points']:,} points inside of the radius, "
+        f"along the gradients of the margins of two rivals, by PGD and in random directions",
         violations=whole["violations"],
         control=f"{tight['beyond'] / tight['certificates']:.0%} of the tight certificates fall at 1.0001·R + 10⁻⁹ "
         f"along the gradient",
