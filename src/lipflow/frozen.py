@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, cast, final
+from typing import NamedTuple, cast, final
 
 import torch
 from torch import Tensor, nn

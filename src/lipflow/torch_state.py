@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -92,7 +92,7 @@ def as_written(function: Callable[P, T]) -> Callable[P, T]:
     @wraps(function)
     def wrapper(*arguments: P.args, **named: P.kwargs) -> T:
         # `disable` imports the compiler, which is slow. Nothing is compiled before it is imported.
-        run: Callable[P, T] = torch.compiler.disable(on_cpu) if "torch._dynamo" in sys.modules else on_cpu
+        run: Any = torch.compiler.disable(on_cpu) if "torch._dynamo" in sys.modules else on_cpu
         return run(*arguments, **named)
 
     return wrapper
