@@ -15,6 +15,7 @@ from lipflow.node import Node
 from lipflow.operators import norm_bound
 from lipflow.primitives.declared import declared
 from lipflow.shapes import Shape, in_shape_of
+from lipflow.torch_state import as_written
 
 
 class Bound(NamedTuple):
@@ -50,6 +51,7 @@ class Assume(nn.Module):
         return f"bound={self.assumed.lipschitz}, tolerance={self.assumed.tolerance}"
 
 
+@as_written
 @torch.no_grad()
 def lipschitz_bound(module: nn.Module, in_shape: Shape | None = None, domain: Domain = UNIT) -> Bound:
     """The pair (L, ε) of a module in evaluation mode, with certified norms. ε holds for inputs with values in `domain`.

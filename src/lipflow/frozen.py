@@ -7,12 +7,11 @@ dᵢⱼ-Lipschitz. E is `rounding` and d is `pair_bounds`; `lipflow.graph.fold` 
 import hashlib
 import json
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, cast, final
+from typing import NamedTuple, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ from lipflow.pixels import to_unit
 from lipflow.primitives import Constant
 from lipflow.rounding import RANGE, require_arithmetic, subnormal
 from lipflow.shapes import Shape, in_shape_of, require_batch, shape_of
-from lipflow.torch_state import on_cpu, without_inference
+from lipflow.torch_state import as_written, without_inference
 from lipflow.untrusted import RUBBISH, json_object
 
 MAX_CHUNK_IMAGES = 64  # in a chunk of layers that have more weights than values per image
@@ -66,6 +65,7 @@ class Frozen:
     pair_bounds: Tensor
 
     @staticmethod
+    @as_written
     def of(graph: Graph, domain: Domain = UNIT) -> "Frozen":
         """Make a frozen network from a graph of certified primitives."""
         require_arithmetic()
@@ -78,13 +78,8 @@ class Frozen:
         ledger = tuple(_ledger_row(v, k) for v, k in zip(graph.vertices, folded.vertices, strict=True))
         return Frozen(graph, (float(domain[0]), float(domain[1])), ledger, total, rounding, folded.pairs)
 
+    @as_written
     def __call__(self, x: Tensor) -> Tensor:
-        # The certificate holds for this program, so torch.compile must not change it. `disable` imports the compiler,
-        # which is slow, so it is called only if the compiler is imported already.
-        run: Any = torch.compiler.disable(self._run) if "torch._dynamo" in sys.modules else self._run
-        return run(x)
-
-    def _run(self, x: Tensor) -> Tensor:
         x = self.receive(x)
         body, dense, chunk_images = self._parts
         start, features = self.graph.vertices[0], body[-1]
@@ -154,7 +149,7 @@ class Frozen:
         save_tensors(tensors, Path(path), metadata)
 
     @staticmethod
-    @on_cpu
+    @as_written
     @without_inference
     def load(path: str | Path) -> "Frozen":
         """Read a network from a file, and bound every norm again."""
@@ -201,7 +196,7 @@ class _Module(nn.Module):
         return self.frozen(x)
 
 
-@on_cpu
+@as_written
 @without_inference
 @torch.no_grad()
 def freeze(model: nn.Module | Frozen, in_shape: Shape | None = None, domain: Domain | None = None) -> Frozen:

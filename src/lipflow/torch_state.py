@@ -1,12 +1,13 @@
-"""The state of torch during a computation: autocast, transforms, recomputation, inference mode, default device.
+"""The state of torch during a computation: autocast, transforms, recomputation, inference mode, device, compiler.
 
 Private functions of torch that report its state are used here only.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -85,14 +86,24 @@ def without_inference(function: Callable[P, T]) -> Callable[P, T]:
     return wrapper
 
 
-def on_cpu(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function so that it creates its tensors on the CPU, whatever the default device is."""
+def as_written(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function so that no compiler changes it, and it creates its tensors on the CPU.
+
+    Certificates hold for the Python program. A compiled function that calls `function` leaves its graph there, and
+    with fullgraph=True it raises an error. The default device does not matter.
+    """
 
     @wraps(function)
-    def wrapper(*arguments: P.args, **named: P.kwargs) -> T:
+    def on_cpu(*arguments: P.args, **named: P.kwargs) -> T:
         if torch.get_default_device().type == "cpu":  # the context below slows down every function of torch
             return function(*arguments, **named)
         with torch.device("cpu"):
             return function(*arguments, **named)
+
+    @wraps(function)
+    def wrapper(*arguments: P.args, **named: P.kwargs) -> T:
+        # `disable` imports the compiler, which is slow. Nothing is compiled before it is imported.
+        run: Any = torch.compiler.disable(on_cpu) if "torch._dynamo" in sys.modules else on_cpu
+        return run(*arguments, **named)
 
     return wrapper

@@ -7,12 +7,12 @@ from lipflow.certificate.rule import Certificates, from_logits, require_pixels
 from lipflow.frozen import Frozen
 from lipflow.rounding import require_arithmetic
 from lipflow.shapes import format_batch, require_batch
-from lipflow.torch_state import on_cpu
+from lipflow.torch_state import as_written
 
 CHUNK_IMAGES = 250
 
 
-@on_cpu
+@as_written
 @torch.no_grad()
 def certify(frozen: Frozen, images: Tensor) -> Certificates:
     """Return a label and a certified radius for each of the images (n, *in_shape), uint8 or floats in the domain."""

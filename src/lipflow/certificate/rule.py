@@ -23,6 +23,7 @@ from torch import Tensor
 from lipflow.graph import UNIT, Domain
 from lipflow.radius import parse_radius
 from lipflow.rounding import below, down, sqrt_up, up
+from lipflow.torch_state import as_written
 
 Labels = Tensor | np.ndarray | Sequence[int]
 
@@ -63,6 +64,7 @@ class Certificates:
         columns = (field.name for field in fields(Certificates))
         return Certificates(*(torch.cat([getattr(part, name) for part in parts]) for name in columns))
 
+    @as_written
     def certified(self, eps: SupportsFloat | str) -> Tensor:
         """Return whether R > eps, compared exactly; eps may be a string such as "36/255".
 
@@ -103,6 +105,7 @@ def _hint(images: Tensor) -> str:
     return " (divide them by 255, or give them as uint8)" if greatest > 2 else " (clamp them: x.clamp(0, 1))"
 
 
+@as_written
 def from_logits(logits: Tensor, pair_bounds: Tensor, rounding: float) -> Certificates:
     """Compute labels and radii from the scores (n, classes) of the program, the constants d_ij > 0 for i ≠ j, and E."""
     finite = torch.isfinite(logits).all(1)

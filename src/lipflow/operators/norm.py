@@ -20,7 +20,7 @@ from lipflow.operators.multiplier import FourierMultiplier
 from lipflow.operators.operator import Adjoint, LinearOperator
 from lipflow.operators.strip import exact_columns, strip_bound, strip_shift, strip_work, torus_columns
 from lipflow.rounding import TINY, U, gamma, power_of_two, sqrt_up, square_sum_bound, subnormal, up
-from lipflow.torch_state import without_autocast
+from lipflow.torch_state import as_written, without_autocast
 
 EXACT_SIDE: Side = (0, 0)  # in place of the side of a torus, for an axis that is bounded without one
 NO_TORUS: Torus = (EXACT_SIDE, EXACT_SIDE)
@@ -122,6 +122,7 @@ def norm_bound(op: LinearOperator) -> float:
     return norm_certificate(op)[0]
 
 
+@as_written
 def norm_certificate(op: LinearOperator) -> tuple[float, Torus]:
     """`norm_bound`, and the torus of its proof, with EXACT_SIDE for an axis that is bounded without one."""
     if isinstance(op, Adjoint):
@@ -129,7 +130,7 @@ def norm_certificate(op: LinearOperator) -> tuple[float, Torus]:
     if type(op) not in _BOUND_OF:
         known = " or ".join(kind.__name__ for kind in _BOUND_OF)
         raise TypeError(f"norm_bound takes a {known}, not {type(op).__name__}: it has a proof for those only")
-    with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
         weight = op.weight.detach()
         weight = torch.stack([weight.real, weight.imag]) if weight.is_complex() else weight
         weight = weight.to("cpu", torch.float64)
