@@ -604,6 +604,7 @@ class Primitive:
 class Input(Primitive):
     def out_shape(self, *shapes):
         self.fit(not shapes)
+        require(len(self.p["shape"]) <= 8, "an input of more than 8 axes is above the limit of this checker")
         return tuple(self.p["shape"])
 
 

@@ -23,7 +23,7 @@ class Input(Exact):
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        require(len(self.shape) >= 1 and all(type(n) is int and n >= 1 for n in self.shape), self)
+        require(1 <= len(self.shape) <= 8 and all(type(n) is int and n >= 1 for n in self.shape), self)
 
     def out_shape(self, *shapes: Shape) -> Shape:
         return self.shape
