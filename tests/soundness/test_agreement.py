@@ -43,6 +43,7 @@ from tests.soundness.forging import certificate, claims_of, rejected, sign
 from tests.soundness.graphs import Draw, matrix, points, random_graph, wired
 
 WEIGHTS = certificate_file.WEIGHTS
+LAST = (Gather(torch.arange(6), [6]), (1,)), (matrix(torch.eye(3, 6, dtype=torch.float64)), (2,))
 Steps = tuple[Any, ...]  # to a value in nested dicts and lists
 
 
@@ -194,6 +195,16 @@ def test_both_refuse_what_is_not_used(tmp_path):
         lipflow.Frozen.load(tmp_path / WEIGHTS)
     assert not agreement.holds(description, {**agreement.tensors, "more": np.ones(3)})
     with pytest.raises(ValueError, match="no primitive uses the tensors"):
+        lipflow.Frozen.load(tmp_path / WEIGHTS)
+
+
+def test_sizes_inside_of_a_step_are_limited(tmp_path):
+    """The output of its operator is the value of no vertex, so nothing else has this size."""
+    op = certified_operator(ConvOperator(torch.ones(1, 1, 2, 2, dtype=torch.float64), (2, 3), 1, "circular"))
+    agreement = Agreement(tmp_path, wired((1, 2, 3), (Descent(op, None, NONLINEARITIES["relu"], 0.1), (0,)), *LAST))
+    path = "primitives", 1, "op", "geometry", "padding", 0, 0
+    assert not agreement.holds(_replaced(agreement.description, path, 2**70))
+    with pytest.raises(ValueError, match="vertex 1 computes the shape"):
         lipflow.Frozen.load(tmp_path / WEIGHTS)
 
 

@@ -112,8 +112,10 @@ def restored(description: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[G
         if not all(0 <= j < i for j in inputs) or isinstance(p, Input) != (i == 0):
             raise ValueError(f"vertex {i} does not come after its inputs")
         shapes.append(p.out_shape(*(shapes[j] for j in inputs)))
-        if math.prod(shapes[i]) > MAX_ENTRIES:
-            raise ValueError(f"vertex {i} has the shape {shapes[i]}, of more than {MAX_ENTRIES} entries")
+        inside = getattr(p, "op", None)  # of a descent, its output is no vertex
+        for shape in (shapes[i], inside.out_shape if inside else ()):
+            if math.prod(shape) > MAX_ENTRIES:
+                raise ValueError(f"vertex {i} computes the shape {shape}, of more than {MAX_ENTRIES} entries")
     if not shapes:
         raise ValueError("the file holds no network")
     for key, wanted in (("domain", tuple[float, float]), ("names", list[str]), ("note", str)):
