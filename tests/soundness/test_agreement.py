@@ -158,7 +158,8 @@ class Agreement:
         columns = "lipschitz", "rounding", "reach"
         found = [loaded.lipschitz, loaded.rounding, *loaded.pair_bounds.flatten().tolist()]
         found += [getattr(row, name) for row in loaded.ledger for name in columns]
-        claimed = [self.claims["lipschitz"], self.claims["rounding"], *sum(self.claims["pair_bounds"], [])]
+        claimed = [self.claims["lipschitz"], self.claims["rounding"]]
+        claimed += [bound for bounds in self.claims["pair_bounds"] for bound in bounds]
         claimed += [row[name] for row in self.claims["vertices"] for name in columns]
         for ours, stated in zip(found, claimed, strict=True):
             assert ours <= stated * (1 + 2.0**-30) + 1e-12
