@@ -416,7 +416,8 @@ class Linear(Operator):
             )
         self.in_shape = (self.groups * grouped, *(a["size"] for a in self.axes))
         self.out_shape = (out, *(a["outputs"] for a in self.axes))
-        limited(self.in_shape[0] * math.prod(a["size"] + a["before"] + a["after"] for a in self.axes), "a padded image")
+        padded = self.in_shape[0] * math.prod(a["size"] + a["before"] + a["after"] for a in self.axes)
+        limited(padded + math.prod(self.out_shape), "a convolution")
         if self.circular:
             self.repeats = math.prod(-(-(a["size"] + a["before"] + a["after"]) // a["size"]) for a in self.axes)
         self.dots = grouped * height * width + 1, out // self.groups * height * width + 1 + self.repeats

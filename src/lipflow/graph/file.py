@@ -113,7 +113,8 @@ def restored(description: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[G
         if not all(0 <= j < i for j in inputs) or isinstance(p, Input) != (i == 0):
             raise ValueError(f"vertex {i} does not come after its inputs")
         shapes.append(p.out_shape(*(shapes[j] for j in inputs)))
-        numbers += math.prod(shapes[i])
+        op = getattr(p, "op", None)  # inside of a descent, its output is no vertex
+        numbers += math.prod(shapes[i]) + (math.prod(op.out_shape) if op else 0)
         if numbers > MAX_NUMBERS:
             raise ValueError(f"the values up to vertex {i} are {numbers} numbers, above the limit, {MAX_NUMBERS}")
     if not shapes:
