@@ -61,7 +61,7 @@ bench: venv  ## Run every benchmark, one after another
 	  echo "==> $$file"; $(BIN)/python "$$file" || exit 1; \
 	done
 
-experiments: venv  ## Run the paper's experiments at small scale, resumable (three and a half hours on two cores)
+experiments: venv  ## Run the paper's experiments at small scale, resumable (about eight hours on two cores)
 	@echo "==> python -m experiments --scale small --jobs 2"
 	@$(BIN)/python -m experiments --scale small --jobs 2
 

@@ -1,8 +1,8 @@
 """The three scales: the networks, recipes and evaluations of each, and their expected time.
 
 paper    as published: 200 epochs, three seeds, all 10000 test images
-small    real CIFAR-10, smaller networks and few epochs: at most 20 minutes of training for a run on two cores (100, 300
-         and 1000 layers: 23, 39 and 51 minutes of one core were measured)
+small    the real images, smaller networks and few epochs: at most 20 minutes of training for a run on two cores, except
+         for networks of 500 layers and more, which take an hour or two on one core
 smoke    synthetic images in the official layout, seconds: it shows that the code runs, and nothing is published
 
 All differences from the published runs are in the tables below.
