@@ -18,6 +18,7 @@ from lipflow.rounding import (
     mul_up,
     norm_up,
     power_of_two,
+    shortened,
     sqrt_up,
     square_sum_bound,
     square_sum_max,
@@ -95,6 +96,14 @@ def test_norm_up_is_above_the_norm_at_every_scale_and_close(x):
     else:
         assert Fraction(bound) ** 2 >= square
         assert Fraction(bound) <= max(TINY, sqrt_up(square) * (1 + 32 * U) + 2 * Fraction(1, 2**1074)) * (square > 0)
+
+
+@LAWS
+@given(rationals.map(abs))
+def test_shortened_is_above_close_and_short(q):
+    assert q <= shortened(q) <= q * (1 + Fraction(1, 2**63))
+    mantissa = shortened(q).numerator
+    assert (mantissa // (mantissa & -mantissa or 1)).bit_length() <= 65
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

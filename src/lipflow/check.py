@@ -152,6 +152,12 @@ def up(q):
     return x if math.isinf(x) or Fraction(x) >= q else math.nextafter(x, math.inf)
 
 
+def shortened(q):
+    """A number of at least 0, rounded up to 64 bits: exact sums and products of many terms are long."""
+    power = Fraction(2) ** (64 + q.denominator.bit_length() - q.numerator.bit_length())
+    return math.ceil(q * power) / power
+
+
 def sqrt_up(q):
     a, b = q.numerator, q.denominator
     k = max(0, 61 - (a * b).bit_length() // 2)
@@ -831,13 +837,14 @@ class Series(Primitive):
 
     def error(self, entries, *reaches):
         size, error, total, sums = reaches[0], Fraction(0), Fraction(0), reaches[0]
+        growth = shortened((1 + 2 * U) ** self.terms)
         for j in range(1, self.terms):
             scale = self.h / j
             error = scale * (self.op.norm * error + self.op.apply_error(size + error))
-            size = scale * self.op.norm * size
-            error += 4 * U * (size + error) + self.op.entries * TINY
-            sums += size + error
-            total += error + U * sums * (1 + 2 * U) ** self.terms
+            size = shortened(scale * self.op.norm * size)
+            error = shortened(error + 4 * U * (size + error) + self.op.entries * TINY)
+            sums = shortened(sums + size + error)
+            total = shortened(total + error + U * sums * growth)
         return total
 
 

@@ -52,6 +52,12 @@ def digits_up(bound: float, digits: int) -> float:
     return float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal_from_float(bound))
 
 
+def shortened(q: Fraction) -> Fraction:
+    """A number of at least 0, rounded up to 64 bits: exact sums and products of many terms are long."""
+    power = Fraction(2) ** (64 + q.denominator.bit_length() - q.numerator.bit_length())
+    return math.ceil(q * power) / power
+
+
 def sqrt_up(q: Fraction) -> Fraction:
     """A rational that is at least √q and within a relative 2⁻⁶⁰ of it, or √q itself if that is rational."""
     if q < 0:

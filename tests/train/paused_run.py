@@ -13,8 +13,8 @@ from lipflow.train.writer import Writer
 if __name__ == "__main__":
     last, file, log_step = int(sys.argv[1]), Path(sys.argv[2]), Writer.step
 
-    def step(self: Writer, epoch: int, loss: float, rate: float) -> None:
-        log_step(self, epoch, loss, rate)
+    def step(self: Writer, epoch: int, loss: float, accuracy: float, rate: float) -> None:
+        log_step(self, epoch, loss, accuracy, rate)
         while self.state.step >= last and file.exists():
             time.sleep(0.002)
 

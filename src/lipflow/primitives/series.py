@@ -10,7 +10,7 @@ from torch import Tensor
 from lipflow.operators import ConvOperator, DenseOperator, LinearOperator
 from lipflow.operators.certified import CertifiedOperator
 from lipflow.primitives.primitive import Norm, Primitive, require, require_shape
-from lipflow.rounding import TINY, U, sqrt_up
+from lipflow.rounding import TINY, U, shortened, sqrt_up
 from lipflow.shapes import Shape
 
 MAX_TERMS = 1000
@@ -55,13 +55,14 @@ class TruncatedExponential(Primitive):
         assert isinstance(self.op, CertifiedOperator)
         a, h, (reach,) = Fraction(self.op.norm), Fraction(self.h), reaches
         size, error, total, sums = reach, Fraction(0), Fraction(0), reach
+        growth = shortened((1 + 2 * U) ** self.terms)
         for j in range(1, self.terms):
             scale = h / j
             error = scale * (a * error + self.op.apply_error(size + error))
-            size = scale * a * size
-            error += 4 * U * (size + error) + self.op.entries * TINY
-            sums += size + error
-            total += error + U * sums * (1 + 2 * U) ** self.terms
+            size = shortened(scale * a * size)
+            error = shortened(error + 4 * U * (size + error) + self.op.entries * TINY)
+            sums = shortened(sums + size + error)
+            total = shortened(total + error + U * sums * growth)
         return total
 
     @property
