@@ -23,13 +23,13 @@ def test_columns_give_the_convolution_its_adjoint_and_its_gradient(geometry, bat
         patch.setattr(module, "CACHE_BYTES", cache)
         for part in columns.chunks(batch):
             unfolded = columns.unfold(narrow[part])
-            columns.widen(unfolded, to_wide[part], onto=wide[part], sign=-1)
+            columns.widen(unfolded, to_wide[part], onto=wide[part])
             columns.add_gradient(total, unfolded, wide[part])
             to_narrow[part] = columns.narrow(wide[part])
     forward, backward = op(x).detach(), op.adjoint(y).detach()
     expected_narrow, expected_wide = (forward, backward) if columns.out_is_narrow else (backward, forward)
     assert torch.equal(to_narrow, expected_narrow)
-    assert torch.equal(to_wide, wide - expected_wide)
+    assert torch.equal(to_wide, wide + expected_wide)
     (expected,) = torch.autograd.grad((op(x) * y).sum(), kernel)
     assert torch.equal(columns.weight_of(total), expected)
 

@@ -134,7 +134,7 @@ def _forward(ctx: Any, x: Tensor, layers: Sequence[Layer], parameters: Sequence[
         at, out = wide[part], z[part]
         for i, (w, layer, h) in enumerate(zip(runners, layers, sizes, strict=True)):
             y = w.narrow(at, layer.bias)
-            w.widen(w.unfold(layer.sigma(y) * h), out, onto=at, sign=-1)
+            w.widen(w.unfold(layer.sigma(y) * -h), out, onto=at)
             at = out
             if many:
                 ys[i][part] = y
@@ -298,8 +298,8 @@ class _Whole(ABC):
         return y
 
     @abstractmethod
-    def widen(self, y: Tensor, out: Tensor, onto: Tensor, sign: int = 1) -> None:
-        """Write onto ± Wᵀy to `out`."""
+    def widen(self, y: Tensor, out: Tensor, onto: Tensor) -> None:
+        """Write onto + Wᵀy to `out`."""
 
     @abstractmethod
     def gradient(self) -> Any:
@@ -317,8 +317,8 @@ class _Whole(ABC):
 class _Matrix(_Whole):
     op: DenseOperator
 
-    def widen(self, y: Tensor, out: Tensor, onto: Tensor, sign: int = 1) -> None:
-        torch.addmm(onto, y, self.op.weight, alpha=sign, out=out)
+    def widen(self, y: Tensor, out: Tensor, onto: Tensor) -> None:
+        torch.addmm(onto, y, self.op.weight, out=out)
 
     def gradient(self) -> list[tuple[Tensor, Tensor]]:
         return []
@@ -341,11 +341,11 @@ class _Convolution(_Whole):
     def weight_of(self, total: Tensor) -> Tensor:
         return total
 
-    def widen(self, y: Tensor, out: Tensor, onto: Tensor, sign: int = 1) -> None:
-        torch.add(onto, self.op.adjoint(y), alpha=sign, out=out)
+    def widen(self, y: Tensor, out: Tensor, onto: Tensor) -> None:
+        torch.add(onto, self.op.adjoint(y), out=out)
 
     def add_gradient(self, total: Tensor, y: Tensor, x: Tensor, sign: int = 1) -> None:
-        total.add_(self.op.outer(y.to(self.dtype), x.to(self.dtype)), alpha=sign)
+        total += sign * self.op.outer(y.to(self.dtype), x.to(self.dtype))
 
 
 Runner = _Whole | Columns

@@ -77,13 +77,13 @@ class Columns:
         total.copy_(_add_taps(between.movedim(2, 0), self.row_taps, -2, total))
         return out if bias is None else out.add_(bias[:, None, None])
 
-    def widen(self, columns: Tensor, out: Tensor, onto: Tensor | None = None, sign: int = 1) -> None:
-        """Narrow → wide: out = MᵀP, or onto ± MᵀP."""
+    def widen(self, columns: Tensor, out: Tensor, onto: Tensor | None = None) -> None:
+        """Narrow → wide: out = MᵀP, or onto + MᵀP."""
         left, right = self._repeated(len(columns)).mT, self._flat(columns)
         if onto is None:
             torch.bmm(left, right, out=self._split(out))
         else:
-            torch.baddbmm(self._split(onto), left, right, alpha=sign, out=self._split(out))
+            torch.baddbmm(self._split(onto), left, right, out=self._split(out))
 
     @property
     def many_channels(self) -> bool:
@@ -119,7 +119,7 @@ class Columns:
     def add_gradient(self, total: Tensor, columns: Tensor, wide: Tensor, sign: int = 1) -> None:
         """total ± the derivative of ⟨P, MX⟩ with respect to Mᵀ."""
         each = torch.bmm(self._split(wide), self._flat(columns).mT)
-        total.add_(each.unflatten(0, (-1, self.groups)).sum(0), alpha=sign)
+        total += sign * each.unflatten(0, (-1, self.groups)).sum(0)
 
     def weight_of(self, total: Tensor) -> Tensor:
         """A matrix of the shape of Mᵀ as a kernel."""

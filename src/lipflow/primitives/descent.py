@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-import torch
 from torch import Tensor
 
 from lipflow.operators import LinearOperator
@@ -82,7 +81,7 @@ class Descent(Convex):
         require(self.h == 0 or TINY <= self.h < math.inf, self)
 
     def run(self, *xs: Tensor) -> Tensor:
-        return torch.add(xs[0], self.gradient(xs[0]), alpha=-self.h)  # x - h∇f(x) in one pass over memory
+        return xs[0] - self.h * self.gradient(xs[0])
 
     def lipschitz(self, norm: Norm, *distances: Fraction) -> Fraction:
         return max(Fraction(1), Fraction(self.h) * self.smoothness(norm) - 1) * distances[0]
