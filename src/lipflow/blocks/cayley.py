@@ -30,6 +30,8 @@ def cayley_transform(w: Tensor) -> Tensor:
     u, v = w[..., :columns, :], w[..., columns:, :]
     identity = torch.eye(columns, dtype=w.dtype, device=w.device)
     with without_autocast(w):  # rounded factors would not give an orthogonal matrix
+        if rows == columns:  # V is empty, and inductor has no empty complex tensors
+            return 2 * inverse(identity + u - u.mH) - identity
         inverted = inverse(identity + u - u.mH + v.mH @ v)
         return torch.cat([2 * inverted - identity, -2 * v @ inverted], -2)
 
