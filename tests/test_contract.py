@@ -48,7 +48,7 @@ def derivatives(layer: nn.Module, x: Tensor) -> list[Tensor]:
     """The output y, and the gradients of Σy³ with respect to x and the parameters."""
     x = x.clone().requires_grad_()
     y = layer(x)
-    inputs = [x, *layer.parameters()]
+    inputs = [x, *(p for p in layer.parameters() if p.requires_grad)]
     return [y, *torch.autograd.grad((y**3).sum(), inputs, allow_unused=True, materialize_grads=True)]
 
 
